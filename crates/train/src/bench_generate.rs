@@ -241,7 +241,7 @@ mod tests {
             new_tokens: 4,
             dtype: None,
             runs: 1,
-            backend: BackendChoice::Named(BackendKind::Flex),
+            backend: BackendChoice::Given(BackendKind::Flex),
             trace: true,
         };
         for rank in [0, 4] {

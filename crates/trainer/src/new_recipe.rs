@@ -273,7 +273,7 @@ mod tests {
                 assert_eq!((config.model.as_str(), config.data.path.as_str()), (draft.model, draft.data));
                 assert_eq!(config.mode(), if size == Size::Stored { Mode::Lora } else { Mode::Qlora });
                 assert_eq!(config.preference.is_some(), format == RecordFormat::Preference);
-                assert_eq!(config.rows_per_step(), 16, "{size:?}");
+                assert_eq!(config.rows_per_step(1), 16, "{size:?}");
                 assert_eq!((config.name.as_str(), config.max_seq_len), ("new", 512));
                 assert!(draft.text().contains("the longest example has 300"), "{}", draft.text());
             }

@@ -225,8 +225,12 @@ pub(crate) fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
         Some(Machines::One(machine)) => Some(machine),
         Some(Machines::All) | None => None,
     };
-    let request =
-        PlanRequest { machine: named, force, price_per_hour: price_of(price_per_hour, named), local_ranks: 1 };
+    let request = PlanRequest {
+        machine: named,
+        force,
+        price_per_hour: price_of(price_per_hour, named),
+        ..PlanRequest::default()
+    };
     let shown = Console::VERBOSE.activity(reading_data);
     let Some(machines) = machine else {
         let prepared = prepare_for(recipe, ranks, &request)?;

@@ -96,10 +96,10 @@ fn a_yaml_recipe_is_the_same_as_its_toml() {
                 grad_checkpointing = true\noptimizer = 'paged_adamw_8bit'\nbf16 = true\nmicro_batch_size = 8\n\
                 gradient_accumulation = 6\nsteps = 3\n";
     assert_eq!(config, read(toml, &[]).unwrap());
-    assert_eq!((config.mode(), config.rows_per_step()), (Mode::Qlora, 48));
+    assert_eq!((config.mode(), config.rows_per_step(1)), (Mode::Qlora, 48));
     assert_eq!(config.train.optimizer, OptimizerKind::PagedAdamW8bit);
     // The same with the adapter's section written out.
-    assert_eq!(read(&format!("{toml}[lora]\n"), &[]).unwrap().rows_per_step(), 48);
+    assert_eq!(read(&format!("{toml}[lora]\n"), &[]).unwrap().rows_per_step(1), 48);
 
     let refused = |text: &str| {
         fs::write(&file, text).unwrap();
@@ -498,7 +498,10 @@ fn h100_recipe_holds_the_values_of_published() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/h100.toml");
     let config = RunConfig::load(&path, &[]).unwrap();
     let train = &config.train;
-    assert_eq!((train.micro_batch_size.rows(), config.gradient_accumulation(), config.rows_per_step()), (3, 16, 48));
+    assert_eq!(
+        (train.micro_batch_size, config.gradient_accumulation(), config.rows_per_step(1)),
+        (Auto::Given(3), 16, 48)
+    );
     assert_eq!((config.pack, config.max_seq_len), (true, 4096));
     assert_eq!(train.optimizer, OptimizerKind::PagedAdamW8bit);
     assert_eq!(config.recompute(), None, "the fastest that fits");

@@ -109,17 +109,12 @@ pub fn tokenizer(config: &RunConfig, folder: &Path, date: i64) -> Result<Tokeniz
             false => TemplateChoice::Named(template.clone()),
         })?;
     }
-    tokenizer.set_template_defaults(template_defaults(config));
-    tokenizer.set_date(date - date.rem_euclid(SECONDS_PER_DAY));
-    Ok(tokenizer)
-}
-
-/// Returns what the recipe passes to the chat template in addition to the messages.
-pub fn template_defaults(config: &RunConfig) -> TemplateDefaults {
-    TemplateDefaults {
+    tokenizer.set_template_defaults(TemplateDefaults {
         arguments: config.data.chat_template_kwargs.clone().into_iter().collect(),
         system_prompt: config.data.system_prompt.clone(),
-    }
+    });
+    tokenizer.set_date(date - date.rem_euclid(SECONDS_PER_DAY));
+    Ok(tokenizer)
 }
 
 /// Reads all data that a recipe trains and evaluates on; tokenizes on the threads of `pipeline`.
@@ -127,11 +122,11 @@ pub fn template_defaults(config: &RunConfig) -> TemplateDefaults {
 /// # Errors
 /// Data that cannot be found, read or parsed; too many records that cannot be trained on; nothing to train on.
 pub fn read(config: &RunConfig, tokenizer: &Tokenizer, pipeline: Pipeline) -> Result<DataSets, DataError> {
-    let mut train = read_set(config, tokenizer, &config.data.training_sources(), config.data.mix, pipeline)?;
+    let reader = Reader { config, tokenizer, pipeline };
+    let mut train = reader.set(&config.data.training_sources(), config.data.mix)?;
     let separate = config.data.held_out_sources();
     if !separate.is_empty() {
-        let held_out = read_set(config, tokenizer, &separate, Mix::Concatenate, pipeline)?;
-        let ReadSet { documents, sources, inputs, .. } = held_out;
+        let ReadSet { documents, sources, inputs, .. } = reader.set(&separate, Mix::Concatenate)?;
         return Ok(DataSets { train, held_out: Some(documents), held_out_sources: sources, held_out_inputs: inputs });
     }
     let without = |train, held_out| {
@@ -171,31 +166,79 @@ impl DataSets {
     }
 }
 
-fn read_set(
-    config: &RunConfig,
-    tokenizer: &Tokenizer,
-    sources: &[SourceConfig],
-    order: Mix,
+/// Reads the sources of a recipe.
+struct Reader<'a> {
+    config: &'a RunConfig,
+    tokenizer: &'a Tokenizer,
     pipeline: Pipeline,
-) -> Result<ReadSet, DataError> {
-    let corpus = corpus(config, tokenizer, sources, order, pipeline)?;
-    let (tokenized, location, cache) = tokenized(&corpus, config)?;
-    let input = |(source, encoder): (&Source, &Encoder<'_>)| Input {
-        source: source.clone(),
-        options: encoder.options().clone(),
-    };
-    let inputs = corpus.mixture().sources().iter().zip(corpus.encoders()).map(input).collect();
-    let found = corpus.mixture().sources().iter().zip(corpus.encoders()).zip(tokenized.diagnoses);
-    let report = |((source, encoder), diagnosis): ((&Source, &Encoder<'_>), Diagnosis)| SourceReport {
-        name: source.spec().path.clone(),
-        file_format: to_name(&source.format()),
-        record_format: to_name(&encoder.options().record_format),
-        remarks: remarks(source, encoder, &diagnosis),
-        diagnosis,
-    };
-    let sources = found.map(report).collect();
-    let (documents, dropped) = (DocumentSet::all(Arc::new(tokenized.store)), tokenized.dropped);
-    Ok(ReadSet { documents, dropped, sources, inputs, location, cache })
+}
+
+impl<'a> Reader<'a> {
+    fn set(&self, sources: &[SourceConfig], order: Mix) -> Result<ReadSet, DataError> {
+        let corpus = self.corpus(sources, order)?;
+        let (tokenized, location, cache) = self.tokenized(&corpus)?;
+        let input = |(source, encoder): (&Source, &Encoder<'_>)| Input {
+            source: source.clone(),
+            options: encoder.options().clone(),
+        };
+        let inputs = corpus.mixture().sources().iter().zip(corpus.encoders()).map(input).collect();
+        let found = corpus.mixture().sources().iter().zip(corpus.encoders()).zip(tokenized.diagnoses);
+        let report = |((source, encoder), diagnosis): ((&Source, &Encoder<'_>), Diagnosis)| SourceReport {
+            name: source.spec().path.clone(),
+            file_format: to_name(&source.format()),
+            record_format: to_name(&encoder.options().record_format),
+            remarks: remarks(source, encoder, &diagnosis),
+            diagnosis,
+        };
+        let sources = found.map(report).collect();
+        let (documents, dropped) = (DocumentSet::all(Arc::new(tokenized.store)), tokenized.dropped);
+        Ok(ReadSet { documents, dropped, sources, inputs, location, cache })
+    }
+
+    fn corpus(&self, sources: &[SourceConfig], order: Mix) -> Result<Corpus<'a>, DataError> {
+        let (hub, config) = (Hub::from_environment(), self.config);
+        let found: Vec<Source> = sources.iter().map(|source| source.spec().resolve(&hub)).collect::<Result<_, _>>()?;
+        let mixture = Mixture::new(found, order, config.data.mix_until, config.data_seed())?;
+        let options = sources.iter().map(|source| self.options(source)).collect();
+        let mut corpus = Corpus::new(self.tokenizer, mixture, options)?;
+        corpus.pipeline = self.pipeline;
+        corpus.max_bad_share = config.data.max_bad_share;
+        Ok(corpus)
+    }
+
+    fn options(&self, source: &SourceConfig) -> EncodeOptions {
+        let config = self.config;
+        let record_format = if config.preference.is_some() { RecordFormat::Preference } else { source.format };
+        EncodeOptions {
+            record_format,
+            fields: source.field_names().expect("the names were checked when the recipe was read"),
+            train_on: config.train_on(),
+            roles_to_train: config.data.roles_to_train.clone(),
+            train_end_of_turn: config.data.train_end_of_turn,
+            overflow: config.data.overflow,
+            ..EncodeOptions::new(config.max_seq_len)
+        }
+    }
+
+    /// Returns the tokens, from the cache or tokenized now, with a sentence about where they are and the folder of the cache.
+    fn tokenized(&self, corpus: &Corpus<'_>) -> Result<(Tokenized, String, Option<PathBuf>), DataError> {
+        let bytes = corpus.mixture().bytes();
+        let cache = match &self.config.data.cache {
+            Some(folder) => Ok(TokenCache::in_folder(folder)),
+            None if bytes <= SMALL_BYTES => {
+                return Ok((corpus.in_memory()?, "tokenized now, kept in memory".to_owned(), None));
+            }
+            None => TokenCache::in_default_folder(),
+        };
+        match cache.map_err(DataError::from).and_then(|cache| cached(corpus, &cache)) {
+            Err(DataError::Cache(problem @ (CacheError::NoFolder | CacheError::Io { .. })))
+                if bytes <= MEMORY_BYTES =>
+            {
+                Ok((corpus.in_memory()?, format!("tokenized now, kept in memory for this run: {problem}"), None))
+            }
+            result => result,
+        }
+    }
 }
 
 /// Returns what a user may not expect about how a source is read.
@@ -240,54 +283,6 @@ fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis) -> Vec
         remarks.push(format!("{percent:.1} % of the tokens are lost to max_seq_len = {limit}: {remedy}"));
     }
     remarks
-}
-
-fn corpus<'a>(
-    config: &RunConfig,
-    tokenizer: &'a Tokenizer,
-    sources: &[SourceConfig],
-    order: Mix,
-    pipeline: Pipeline,
-) -> Result<Corpus<'a>, DataError> {
-    let hub = Hub::from_environment();
-    let found: Vec<Source> = sources.iter().map(|source| source.spec().resolve(&hub)).collect::<Result<_, _>>()?;
-    let mixture = Mixture::new(found, order, config.data.mix_until, config.data_seed())?;
-    let options = sources.iter().map(|source| encode_options(config, source)).collect();
-    let mut corpus = Corpus::new(tokenizer, mixture, options)?;
-    corpus.pipeline = pipeline;
-    corpus.max_bad_share = config.data.max_bad_share;
-    Ok(corpus)
-}
-
-fn encode_options(config: &RunConfig, source: &SourceConfig) -> EncodeOptions {
-    let record_format = if config.preference.is_some() { RecordFormat::Preference } else { source.format };
-    EncodeOptions {
-        record_format,
-        fields: source.field_names().expect("the names were checked when the recipe was read"),
-        train_on: config.train_on(),
-        roles_to_train: config.data.roles_to_train.clone(),
-        train_end_of_turn: config.data.train_end_of_turn,
-        overflow: config.data.overflow,
-        ..EncodeOptions::new(config.max_seq_len)
-    }
-}
-
-/// Returns the tokens, from the cache or tokenized now, with a sentence about where they are and the folder of the cache.
-fn tokenized(corpus: &Corpus<'_>, config: &RunConfig) -> Result<(Tokenized, String, Option<PathBuf>), DataError> {
-    let bytes = corpus.mixture().bytes();
-    let cache = match &config.data.cache {
-        Some(folder) => Ok(TokenCache::in_folder(folder)),
-        None if bytes <= SMALL_BYTES => {
-            return Ok((corpus.in_memory()?, "tokenized now, kept in memory".to_owned(), None));
-        }
-        None => TokenCache::in_default_folder(),
-    };
-    match cache.map_err(DataError::from).and_then(|cache| cached(corpus, &cache)) {
-        Err(DataError::Cache(problem @ (CacheError::NoFolder | CacheError::Io { .. }))) if bytes <= MEMORY_BYTES => {
-            Ok((corpus.in_memory()?, format!("tokenized now, kept in memory for this run: {problem}"), None))
-        }
-        result => result,
-    }
 }
 
 fn cached(corpus: &Corpus<'_>, cache: &TokenCache) -> Result<(Tokenized, String, Option<PathBuf>), DataError> {

@@ -58,90 +58,95 @@ pub struct RunOptions {
 /// # Errors
 /// Any error that stops the run; what was saved stays.
 pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
-    let ranks = options.ranks.clone();
-    let is_saving = Arc::<AtomicBool>::default();
-    together::end_when_lost(&ranks, is_saving.clone());
-    let result = run_rank(options, is_saving).and_then(|outcome| {
-        ranks.leave()?;
-        Ok(outcome)
-    });
-    if let Err(error) = &result {
-        ranks.fail(&error_message(error));
-    }
-    result
-}
-
-fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, RunError> {
     let started = Instant::now();
-    let RunOptions { config, resume, console, interrupt, trace, force, ranks, report: writer } = options;
-    together::agree_on_recipe(&ranks, &config)?;
-    let (date, resumed) = together::start_of(&ranks, &config, resume.as_ref())?;
-    if let Some(server) = config.mlflow.as_ref().filter(|_| ranks.is_main()) {
-        Mlflow::reach(server)?;
-    }
-    let sources = [config.data.training_sources(), config.data.held_out_sources()].concat();
-    config.fetch_model_on(&ranks, &sources, Need::Weights, console)?;
-    if resumed.is_none() {
-        check_start(&config)?;
-    }
-    let mut config = config;
-    if let Some(decided) = resumed.as_ref().and_then(|point| point.state.decided) {
-        config.go_on_as(decided, ranks.world_size());
-    }
-    let request = PlanRequest { force, local_ranks: ranks.local_world_size(), ..PlanRequest::default() };
-    let length_group = resumed.as_ref().and_then(|point| point.state.length_group(&config));
-    let prepared = {
-        let _shown = console.activity(reading_data);
-        let world_size = ranks.world_size();
-        together::prepare_in_turn(&ranks, || prepare(config, date, world_size, &request, Need::Weights, length_group))?
+    let RunOptions { console, trace, report: writer, ref interrupt, ref ranks, .. } = options;
+    let is_saving = Arc::<AtomicBool>::default();
+    together::end_when_lost(ranks, is_saving.clone());
+    let tell = |error: RunError| {
+        ranks.fail(&error_message(&error));
+        error
     };
-    together::agree_on_data(&ranks, &prepared)?;
-    together::agree_on_folder(&ranks, &prepared.plan, resumed.as_ref())?;
-    let mut notes = prepared.data_notes.clone();
-    if let Some(point) = &resumed {
-        notes.extend(compare(point, &prepared)?);
-    }
-    for note in &notes {
-        console.print(note);
-    }
-    if let Some(point) = &resumed {
-        let found = already_finished(point, &prepared.plan);
-        // The run ends here only if all ranks find them: one rank may see the folder differently.
-        let missing = ranks.all_reduce_count(u64::from(found.is_none()))?;
-        if let (Some((summary, note)), 0) = (found, missing) {
-            console.print(&note);
+    let (prepared, place) = match ready(&options).map_err(tell)? {
+        Ready::Train(prepared, place) => (prepared, place),
+        Ready::Ended(summary) => {
+            ranks.leave().map_err(RunError::from).map_err(tell)?;
             return Ok(Outcome::Finished(summary));
-        }
-    }
-    let place = match resumed {
-        Some(point) => Place::Resumed(Box::new(point)),
-        None => {
-            let folder = together::new_folder(&ranks, &prepared.plan)?;
-            if let Some(notice) = folder.notice() {
-                console.print(notice);
-            }
-            Place::New(folder)
         }
     };
     console.brief(&prepared.plan, place.folder().path());
     let report = FailureReport::new(&prepared.plan, Some(place.folder().path().to_path_buf()));
-    let job = ranks.clone();
     let result = with_backend!(prepared.plan.backend.value, B => {
         catch_failure(|| together::catch_loss(|| {
-            let mut run = Run::<B>::start(prepared, place, ranks, console, interrupt, started)?;
+            let mut run = Run::<B>::start(prepared, place, ranks.clone(), console, interrupt.clone(), started)?;
             (run.trace, run.is_saving, run.report) = (trace, is_saving, writer);
             run.train()
         }))
     });
-    match (result, job.check("training")) {
+    let outcome = match (result, ranks.check("training")) {
         // Errors of a device or an exchange after another rank is lost are consequences of the loss.
-        (Err(_), Err(lost)) => Err(report.lost(&lost, job.is_main())),
+        (Err(_), Err(lost)) => Err(report.lost(&lost, ranks.is_main())),
         (Ok(Err(RunError::Parallel(ParallelError::Comm(CommError::Lost { .. })))), Err(lost)) => {
-            Err(report.lost(&lost, job.is_main()))
+            Err(report.lost(&lost, ranks.is_main()))
         }
         (Ok(result), _) => result,
         (Err(failure), Ok(())) => Err(report.error(failure)),
+    };
+    let outcome = outcome.map_err(tell)?;
+    ranks.leave().map_err(RunError::from).map_err(tell)?;
+    Ok(outcome)
+}
+
+/// A run whose data and plan all ranks agree on.
+enum Ready {
+    /// It trains, from this place.
+    Train(Prepared, Place),
+    /// It had taken all of its steps.
+    Ended(Summary),
+}
+
+/// Prepares a run on all ranks, and finds its folder or the checkpoint that it continues from.
+fn ready(options: &RunOptions) -> Result<Ready, RunError> {
+    let RunOptions { config, resume, console, force, ranks, .. } = options;
+    together::agree_on_recipe(ranks, config)?;
+    let (date, resumed) = together::start_of(ranks, config, resume.as_ref())?;
+    if let Some(server) = config.mlflow.as_ref().filter(|_| ranks.is_main()) {
+        Mlflow::reach(server)?;
     }
+    let sources = [config.data.training_sources(), config.data.held_out_sources()].concat();
+    config.fetch_model_on(ranks, &sources, Need::Weights, *console)?;
+    if resumed.is_none() {
+        check_start(config)?;
+    }
+    let state = resumed.as_ref().map(|point| &point.state);
+    let (decided, local_ranks) = (state.and_then(|state| state.decided), ranks.local_world_size());
+    let request = PlanRequest { force: *force, local_ranks, decided, ..PlanRequest::default() };
+    let length_group = state.and_then(|state| state.length_group(config));
+    let prepared = {
+        let _shown = console.activity(reading_data);
+        let (config, world_size) = (config.clone(), ranks.world_size());
+        together::prepare_in_turn(ranks, || prepare(config, date, world_size, &request, Need::Weights, length_group))?
+    };
+    together::agree_on_data(ranks, &prepared)?;
+    together::agree_on_folder(ranks, &prepared.plan, resumed.as_ref())?;
+    let changes = resumed.as_ref().map(|point| compare(point, &prepared)).transpose()?;
+    for note in prepared.data_notes.iter().chain(changes.iter().flatten()) {
+        console.print(note);
+    }
+    let Some(point) = resumed else {
+        let folder = together::new_folder(ranks, &prepared.plan)?;
+        if let Some(notice) = folder.notice() {
+            console.print(notice);
+        }
+        return Ok(Ready::Train(prepared, Place::New(folder)));
+    };
+    let found = already_finished(&point, &prepared.plan);
+    // The run ends here only if all ranks find them: one rank may see the folder differently.
+    let missing = ranks.all_reduce_count(u64::from(found.is_none()))?;
+    if let (Some((summary, note)), 0) = (found, missing) {
+        console.print(&note);
+        return Ok(Ready::Ended(summary));
+    }
+    Ok(Ready::Train(prepared, Place::Resumed(Box::new(point))))
 }
 
 /// Returns the text to show while data is read and tokenized.

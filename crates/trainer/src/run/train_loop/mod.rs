@@ -32,7 +32,7 @@ use crate::error::RunError;
 use crate::metrics::{Evaluation, MemoryMeter, MetricSinks, RankMeter};
 use crate::run::device::{dtype_of, self_test, tested};
 use crate::run::interrupt::Interrupt;
-use crate::run::prepare::Prepared;
+use crate::run::prepare::{Prepared, Texts};
 use crate::run::step::Trainer;
 use crate::run::step::assemble;
 use crate::run::step::evaluate::Stage;
@@ -49,6 +49,8 @@ pub type ReportWriter = fn(&Path, Option<&str>) -> String;
 /// A run on a backend.
 struct Run<B: Kernels> {
     prepared: Prepared,
+    /// The recipe and the plan, to save.
+    texts: Texts,
     folder: RunFolder,
     console: Console,
     trainer: Trainer<B>,
@@ -95,7 +97,7 @@ impl<B: Kernels> Run<B> {
         interrupt: Interrupt,
         started: Instant,
     ) -> Result<Self, RunError> {
-        prepared.recipe.name = place.folder().name().to_owned();
+        let texts = prepared.texts(place.folder().name());
         let plan = &prepared.plan;
         let reference = ReferenceIdentity::of(plan)?;
         if let Some(note) = place.check_reference(reference.as_ref())? {
@@ -117,7 +119,7 @@ impl<B: Kernels> Run<B> {
         let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
         let reference_file = reference::prepare(&mut prepared, &mut trainer, reference.as_ref(), console)?;
         let Start { folder, state, resumed } =
-            Start::new(place, &prepared, &mut trainer, &weights, reference, console)?;
+            Start::new(place, &prepared, &texts, &mut trainer, &weights, reference, console)?;
         let mut sinks = if trainer.ranks.is_main() {
             open_sinks(&folder, resumed, &state, &prepared.plan)?
         } else {
@@ -135,6 +137,7 @@ impl<B: Kernels> Run<B> {
             wall_before: state.wall_s,
             best_saved: state.best.as_ref().map(|best| best.step),
             prepared,
+            texts,
             folder,
             console,
             interrupt,

@@ -15,8 +15,8 @@ use firebrick_parallel::Ranks;
 use crate::console::Console;
 use crate::error::RunError;
 use crate::metrics::Evaluation;
-use crate::run::prepare::Prepared;
 use crate::run::prepare::together;
+use crate::run::prepare::{Prepared, Texts};
 use crate::run::step::Trainer;
 use crate::run::step::evaluate::Stage;
 use crate::run::text::generate::{continue_prompts, encode_prompt};
@@ -80,6 +80,7 @@ impl Start {
     pub(super) fn new<B: Kernels>(
         place: Place,
         prepared: &Prepared,
+        texts: &Texts,
         trainer: &mut Trainer<B>,
         weights: &SavedWeights,
         reference: Option<ReferenceIdentity>,
@@ -87,7 +88,7 @@ impl Start {
     ) -> Result<Self, RunError> {
         match place {
             Place::New(folder) => {
-                save_texts(&folder, prepared, &trainer.ranks)?;
+                save_texts(&folder, texts, &trainer.ranks)?;
                 if let Some(adapter) = &prepared.plan.lora_init_from.value {
                     trainer.model.load_adapter(adapter)?;
                 }
@@ -99,7 +100,7 @@ impl Start {
                 let (folder, state) = continue_from(*point, prepared, trainer, weights, console)?;
                 let state = RunState { reference, decided: Some(prepared.plan.decided()), ..state };
                 together::agree_on_weights(&trainer.ranks, &prepared.plan, &mut trainer.model)?;
-                save_texts(&folder, prepared, &trainer.ranks)?;
+                save_texts(&folder, texts, &trainer.ranks)?;
                 Ok(Self { resumed: Some(state.step), folder, state })
             }
         }
@@ -107,12 +108,9 @@ impl Start {
 }
 
 /// Saves the recipe and the plan next to the results.
-fn save_texts(folder: &RunFolder, prepared: &Prepared, ranks: &Ranks) -> Result<(), RunError> {
-    if !ranks.is_main() {
-        return Ok(());
-    }
-    folder.write("config.toml", &prepared.recipe.to_toml())?;
-    Ok(folder.write("plan.toml", &prepared.plan.to_toml())?)
+fn save_texts(folder: &RunFolder, texts: &Texts, ranks: &Ranks) -> Result<(), RunError> {
+    let mut texts = texts.iter().filter(|_| ranks.is_main());
+    Ok(texts.try_for_each(|(name, text)| folder.write(name, text))?)
 }
 
 /// Returns the state before the first step: evaluated and sampled, unless the plan leaves that out.
