@@ -71,7 +71,6 @@ struct GenerationSpeed {
     sequences: usize,
     /// New tokens per second, of all sequences together.
     tok_s: f64,
-    /// Seconds of a whole run.
     run_s: Spread,
     /// Seconds until the first token of each sequence was chosen, in the median run.
     first_token_s: f64,

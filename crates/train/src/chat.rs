@@ -123,7 +123,6 @@ impl<B: Kernels> Talk<'_, B> {
         }
     }
 
-    /// Answers a message.
     fn turn(&mut self, text: &str, terminal: &mut ChatTerminal<'_>) -> Result<(), RunError> {
         self.messages.push(message("user", text));
         let rendered = self.tokenizer.chat_template()?.render(&Chat::from_messages(self.messages.clone()), true)?;

@@ -23,7 +23,7 @@ use firebrick_trainer::config::json_schema;
 use firebrick_trainer::console::{Console, error_message};
 use firebrick_trainer::run::device::prepare_process;
 
-use crate::commands::{machine, overview, takes_colors, text, timing, training, warn};
+use crate::commands::{machine, overview, recipes, takes_colors, text, timing, training, warn};
 use crate::compress::{CompressOptions, DecompressOptions, compress, decompress};
 use crate::export::{ExportOptions, export};
 use crate::push::{PushOptions, push};
@@ -41,13 +41,13 @@ enum Command {
     /// Run a recipe: plan, evaluate, train, save.
     Train(training::Train),
     /// Read a recipe and its data, and print what a run would do and why, here or on a machine that is named; no weights are read.
-    Plan(training::PlanArguments),
+    Plan(recipes::PlanArguments),
     /// Write a commented recipe for a model and data that plans here: rows, batch, template and 4 bits as they need.
-    New(training::New),
+    New(recipes::New),
     /// Turn a configuration of axolotl or LLaMA-Factory into a recipe; what does not carry over stays as comments with its reason.
-    Convert(training::Convert),
+    Convert(recipes::Convert),
     /// Show what a recipe trains on: counts, lengths, packing, dropped records, and sample rows with loss tokens marked.
-    Inspect(training::Inspect),
+    Inspect(recipes::Inspect),
     /// Write the report of a run folder: one HTML page with plots, as a run writes it at its end.
     Report(Report),
     /// Continue prompts with a model.
@@ -114,12 +114,12 @@ pub fn main() -> ExitCode {
     let done = |()| ExitCode::SUCCESS;
     let result = match typed.command {
         Command::Train(arguments) => training::train(arguments),
-        Command::Plan(arguments) => training::plan(&arguments).map(done),
-        Command::New(arguments) => training::write_new(arguments).map(done),
-        Command::Convert(arguments) => training::convert_file(&arguments).map(done),
+        Command::Plan(arguments) => recipes::plan(&arguments).map(done),
+        Command::New(arguments) => recipes::write_new(arguments).map(done),
+        Command::Convert(arguments) => recipes::convert_file(&arguments).map(done),
         Command::Doctor => Ok(machine::doctor()),
         Command::Profile(arguments) => machine::profile(&arguments).map(done),
-        Command::Inspect(arguments) => training::show_data(&arguments).map(done),
+        Command::Inspect(arguments) => recipes::show_data(&arguments).map(done),
         Command::Bench(arguments) => timing::time_steps(&arguments, clock),
         Command::BenchGenerate(arguments) => timing::time_generation(&arguments).map(done),
         Command::Generate(arguments) => text::write_text(arguments).map(done),

@@ -234,12 +234,10 @@ fn is_for(template: &str, tokenizer: &Tokenizer) -> bool {
     tokenizer.clone().choose_template(&TemplateChoice::Named(template.to_owned())).is_ok()
 }
 
-/// Formats a setting and its comment.
 fn line(setting: &str, comment: &str) -> String {
     format!("{setting:<31} # {comment}\n")
 }
 
-/// Formats a text as TOML.
 fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }

@@ -15,7 +15,6 @@ use firebrick_trainer::RunError;
 use firebrick_trainer::metrics::usage_target;
 use firebrick_trainer::run::step::Trainer;
 
-/// Blocks of each kind.
 const BLOCKS: usize = 5;
 /// Approximate seconds of a block.
 const BLOCK_S: f64 = 3.0;

@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use firebrick_kernels::{BackendKind, Recompute};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{Error as DeError, Unexpected, Visitor};
+use serde::de::{DeserializeOwned, Error as DeError, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::json;
 
@@ -57,20 +57,8 @@ pub trait Choice: Copy + Serialize {
     /// Returns the schema of the value and of "auto".
     fn schema() -> Schema;
 
-    /// Reads a text other than "auto".
-    fn of_text<E: DeError>(text: &str) -> Result<Self, E> {
-        Err(E::invalid_value(Unexpected::Str(text), &Self::EXPECTED))
-    }
-
-    /// Reads a whole number.
-    fn of_whole<E: DeError>(whole: i64) -> Result<Self, E> {
-        Err(E::invalid_type(Unexpected::Signed(whole), &Self::EXPECTED))
-    }
-
-    /// Reads a number with a fraction.
-    fn of_real<E: DeError>(real: f64) -> Result<Self, E> {
-        Err(E::invalid_type(Unexpected::Float(real), &Self::EXPECTED))
-    }
+    /// Reads what was written: a text other than "auto", or a number.
+    fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E>;
 }
 
 /// Rows of a micro-batch: `train.micro_batch_size`.
@@ -82,8 +70,11 @@ impl Choice for usize {
         json_schema!({ "anyOf": [{ "type": "string", "enum": [AUTO] }, { "type": "integer", "minimum": 1 }] })
     }
 
-    fn of_whole<E: DeError>(whole: i64) -> Result<Self, E> {
-        Self::try_from(whole).map_err(|_| E::invalid_value(Unexpected::Signed(whole), &Self::EXPECTED))
+    fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E> {
+        match written {
+            Unexpected::Signed(rows) if rows >= 0 => Ok(rows as Self),
+            _ => Err(E::invalid_value(written, &Self::EXPECTED)),
+        }
     }
 }
 
@@ -96,19 +87,17 @@ impl Choice for f64 {
         json_schema!({ "anyOf": [{ "type": "string", "enum": [AUTO] }, { "type": "number", "minimum": 0 }] })
     }
 
-    fn of_whole<E: DeError>(whole: i64) -> Result<Self, E> {
-        Self::of_real(whole as Self)
-    }
-
-    fn of_real<E: DeError>(real: f64) -> Result<Self, E> {
-        match real {
-            real if (0.0..=FACTOR).contains(&real) => Ok(real),
-            _ => Err(E::invalid_value(Unexpected::Float(real), &"0 GiB or more")),
-        }
+    fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E> {
+        let gib = match written {
+            Unexpected::Signed(gib) => gib as Self,
+            Unexpected::Float(gib) => gib,
+            _ => return Err(E::invalid_value(written, &Self::EXPECTED)),
+        };
+        let is_allowed = (0.0..=FACTOR).contains(&gib);
+        is_allowed.then_some(gib).ok_or_else(|| E::invalid_value(Unexpected::Float(gib), &"0 GiB or more"))
     }
 }
 
-/// Every name of `backend`.
 const BACKENDS: [&str; 5] =
     [AUTO, BackendKind::Cuda.name(), BackendKind::Wgpu.name(), BackendKind::Candle.name(), BackendKind::Flex.name()];
 
@@ -120,12 +109,11 @@ impl Choice for BackendKind {
         json_schema!({ "type": "string", "enum": BACKENDS })
     }
 
-    fn of_text<E: DeError>(text: &str) -> Result<Self, E> {
-        text.parse().map_err(|_| E::unknown_variant(text, &BACKENDS))
+    fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E> {
+        named(written, &BACKENDS)
     }
 }
 
-/// Every name of `train.recompute`.
 const POLICIES: [&str; 5] = [AUTO, "full", "projections", "selective", "none"];
 
 impl Choice for Recompute {
@@ -145,8 +133,19 @@ impl Choice for Recompute {
         json_schema!({ "oneOf": policies.map(one).collect::<Vec<_>>(), "description": "The value of `train.recompute`." })
     }
 
-    fn of_text<E: DeError>(text: &str) -> Result<Self, E> {
-        from_name(text).map_err(|_| E::unknown_variant(text, &POLICIES))
+    fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E> {
+        named(written, &POLICIES)
+    }
+}
+
+/// Reads one of several names.
+fn named<T: Choice + DeserializeOwned, E: DeError>(
+    written: Unexpected<'_>,
+    names: &'static [&'static str],
+) -> Result<T, E> {
+    match written {
+        Unexpected::Str(name) => from_name(name).map_err(|_| E::unknown_variant(name, names)),
+        _ => Err(E::invalid_type(written, &T::EXPECTED)),
     }
 }
 
@@ -196,11 +195,11 @@ impl<T: Choice> Visitor<'_> for Reader<T> {
     }
 
     fn visit_str<E: DeError>(self, text: &str) -> Result<Auto<T>, E> {
-        if text == AUTO { Ok(Auto::Auto) } else { T::of_text(text).map(Auto::Given) }
+        if text == AUTO { Ok(Auto::Auto) } else { T::read(Unexpected::Str(text)).map(Auto::Given) }
     }
 
     fn visit_i64<E: DeError>(self, whole: i64) -> Result<Auto<T>, E> {
-        T::of_whole(whole).map(Auto::Given)
+        T::read(Unexpected::Signed(whole)).map(Auto::Given)
     }
 
     fn visit_u64<E: DeError>(self, whole: u64) -> Result<Auto<T>, E> {
@@ -208,7 +207,7 @@ impl<T: Choice> Visitor<'_> for Reader<T> {
     }
 
     fn visit_f64<E: DeError>(self, real: f64) -> Result<Auto<T>, E> {
-        T::of_real(real).map(Auto::Given)
+        T::read(Unexpected::Float(real)).map(Auto::Given)
     }
 }
 

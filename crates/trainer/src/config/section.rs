@@ -57,6 +57,12 @@ macro_rules! planned {
             )?)*
         }
 
+        impl Default for $planned {
+            fn default() -> Self {
+                Self::new(&$name::default())
+            }
+        }
+
         impl $planned {
             /// Each of these decisions.
             pub(crate) const KEYS: &[KeyRow] =

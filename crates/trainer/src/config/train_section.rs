@@ -13,7 +13,6 @@ use crate::config::weights::Mode;
 use crate::config::zero_stage::ZeroStage;
 use crate::config::{Init, RunConfig};
 
-/// Micro-batches of a step.
 const MICRO_BATCHES: u64 = 1 << 20;
 const MICRO_BATCH_TOKENS: u64 = 1 << 32;
 /// The fraction of a run that warms up if the recipe does not set it and the rate decreases afterwards.

@@ -53,7 +53,6 @@ impl EventWriter {
         self.record(&event(now(), step, &bytes(5, &summary)))
     }
 
-    /// Appends one record.
     fn record(&mut self, data: &[u8]) -> Result<(), StorageError> {
         let length = (data.len() as u64).to_le_bytes();
         let mut record = Vec::with_capacity(data.len() + 16);
@@ -96,7 +95,6 @@ fn new_file(folder: &Path) -> Result<(File, PathBuf), StorageError> {
     }
 }
 
-/// Returns the seconds since 1970.
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }

@@ -55,7 +55,6 @@ fn default_project() -> String {
     "firebrick".to_owned()
 }
 
-/// W&B's program.
 const PROGRAM: &str = "wandb";
 /// Longest wait for it at the end of a run.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -72,7 +71,6 @@ const VALUE: u32 = 16;
 #[derive(Debug)]
 pub struct Wandb {
     log: TransactionLog,
-    /// The folder of the log.
     folder: PathBuf,
     records: u64,
     /// The row that may still get numbers.
@@ -319,7 +317,6 @@ fn earlier_logs(home: &Path) -> Vec<PathBuf> {
     logs
 }
 
-/// Returns ID of `run-ID.wandb`.
 fn run_id_of(log: &Path) -> Option<String> {
     Some(log.file_name()?.to_str()?.strip_prefix("run-")?.strip_suffix(".wandb")?.to_owned())
 }

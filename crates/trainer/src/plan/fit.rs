@@ -137,7 +137,6 @@ impl Case<'_> {
     }
 }
 
-/// A memory that is too small.
 struct Shortage<'e> {
     needed: u64,
     free: u64,

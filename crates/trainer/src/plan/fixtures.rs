@@ -33,7 +33,6 @@ pub(super) const TINY: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_
     "max_position_embeddings": 128, "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu",
     "tie_word_embeddings": true}"#;
 
-/// The recipe of an [`Example`].
 const RECIPE: &str = "model='m'\nmax_seq_len=4096\n[bnb_4bit]\n[lora]\n[data]\npath='d'\n[train]\n\
                       optimizer='adamw_8bit'\nmicro_batch_size=8\n";
 

@@ -31,7 +31,6 @@ pub(super) struct Mix {
     pub(super) warning: Option<String>,
 }
 
-/// One mix, with its cost.
 struct Candidate {
     mix: Mix,
     training: TrainingShape,
@@ -156,7 +155,6 @@ fn times(ratio: f64) -> String {
     format!("{ratio:.2}")
 }
 
-/// Returns what a policy saves.
 fn description(recompute: Recompute) -> &'static str {
     match recompute {
         Recompute::Full => {

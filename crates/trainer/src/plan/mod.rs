@@ -75,12 +75,10 @@ struct Made<'a> {
     /// The recipe with default keys.
     default: RunConfig,
     profile: &'a HardwareProfile,
-    /// The rows of a step.
     rows: micro_batch::Rows,
     case: fit::Case<'a>,
     /// The tensors that train.
     trained: Vec<TensorSpec>,
-    /// How the model is trained.
     training: TrainingShape,
     backend: Chosen<BackendKind>,
     compute: Chosen<FloatType>,
@@ -90,7 +88,6 @@ struct Made<'a> {
     /// What depends on how much memory is left.
     mix: mix::Mix,
     steps: Chosen<u64>,
-    /// The memory that the run needs.
     estimate: MemoryEstimate,
     /// A shortage that the user chose to ignore.
     forced: Option<Chosen<bool>>,

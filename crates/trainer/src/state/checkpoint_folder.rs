@@ -28,7 +28,6 @@ pub struct Keep {
 }
 
 impl From<usize> for Keep {
-    /// Keeps the newest ones.
     fn from(count: usize) -> Self {
         Self { count, best: None }
     }
@@ -207,7 +206,6 @@ fn set_aside(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     Ok(found)
 }
 
-/// Removes the remains of interrupted writers.
 fn remove_unfinished(folder: &Path) -> Result<(), StorageError> {
     for path in list(folder)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -166,7 +166,6 @@ impl DataSets {
     }
 }
 
-/// Reads the sources of a recipe.
 struct Reader<'a> {
     config: &'a RunConfig,
     tokenizer: &'a Tokenizer,

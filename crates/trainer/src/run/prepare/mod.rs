@@ -164,7 +164,6 @@ pub fn prepare(
 struct Data {
     /// The model's config, with the tokens that the recipe adds and those that end a turn in the data.
     model: ModelConfig,
-    /// The folder of the model.
     folder: PathBuf,
     /// The folder of the adapter that the run starts from.
     adapter: Option<PathBuf>,
@@ -177,7 +176,6 @@ struct Data {
     held_out: Option<(DocumentSet, Vec<Option<String>>)>,
     train: Arc<PackedDataset>,
     shape: DataShape,
-    /// Sentences to print.
     notes: Vec<String>,
 }
 

@@ -18,7 +18,6 @@ use crate::plan::{Plan, weight_owners};
 use crate::run::device::dtype_of;
 use crate::run::step::{StepSettings, Trainer};
 
-/// Batches built ahead of the step.
 const PREFETCH: usize = 4;
 
 /// The source of the base weights.

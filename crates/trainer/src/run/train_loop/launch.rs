@@ -4,7 +4,6 @@
 //! Trade-off: a resumed run reads its data before its recipe is compared with the checkpoint, because the data is part of the
 //! comparison.
 
-use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -18,18 +17,16 @@ use crate::console::{Console, FailureReport, Outcome, Summary, error_message};
 use crate::error::RunError;
 use crate::hub::Need;
 use crate::metrics::Mlflow;
-use crate::plan::{Plan, PlanRequest};
+use crate::plan::PlanRequest;
 use crate::run::device::catch_failure;
 use crate::run::interrupt::Interrupt;
 use crate::run::prepare::together;
 use crate::run::prepare::{Prepared, check_start, prepare};
+use crate::run::train_loop::resumed::{already_finished, compare};
 use crate::run::train_loop::start::Place;
 use crate::run::train_loop::trace::TraceSteps;
 use crate::run::train_loop::{ReportWriter, Run};
-use crate::state::best::Best;
-use crate::state::checkpoint::{ADAPTER, MODEL};
-use crate::state::identity::{RunIdentity, RunSettings};
-use crate::state::resume_point::{ResumeFrom, ResumePoint};
+use crate::state::resume_point::ResumeFrom;
 use crate::with_backend;
 
 /// A recipe, and how to run it.
@@ -152,48 +149,4 @@ fn ready(options: &RunOptions) -> Result<Ready, RunError> {
 /// Returns the text to show while data is read and tokenized.
 pub fn reading_data() -> String {
     format!("reading data: {} records tokenized", records_encoded())
-}
-
-/// Errors if the checkpoint belongs to another run; otherwise returns a sentence for each changed setting.
-fn compare(point: &ResumePoint, prepared: &Prepared) -> Result<Vec<String>, RunError> {
-    let identity = |data| RunIdentity::new(&prepared.plan, data);
-    let earlier = prepared.train.earlier_fingerprint().map(identity);
-    if earlier.is_some_and(|earlier| point.state.identity.check(&earlier).is_ok()) {
-        return Err(RunError::Refused(
-            "the checkpoint was made by a version that counted in the cross entropy of ORPO what the chat template writes \
-             after the chosen answer, which this version leaves out: a resumed run must be the same run. Resume it with the \
-             version of Firebrick that saved it, or start a new run under another name, which goes on from this one's \
-             adapter with lora.init_from = \"runs/NAME/adapter\""
-                .to_owned(),
-        ));
-    }
-    point.state.identity.check(&identity(prepared.train.fingerprint()))?;
-    let changes = point.state.settings.changes(&RunSettings::new(&prepared.plan));
-    let rate = point.state.settings.rate_change(&prepared.plan.learning_rate_schedule(), point.state.step);
-    Ok(point.notes.iter().cloned().chain(changes).chain(rate).collect())
-}
-
-/// Returns the results of a run that has taken all steps of the plan and written them, with a sentence on how to train further; `None` if any of that
-/// is missing.
-fn already_finished(point: &ResumePoint, plan: &Plan) -> Option<(Summary, String)> {
-    let step = point.state.step;
-    let (result, key) = match plan.lora.value {
-        Some(_) => (point.folder.path().join(ADAPTER), "lora.init_from"),
-        None => (point.folder.path().join(MODEL), "model"),
-    };
-    let summary: Summary = serde_json::from_slice(&fs::read(point.folder.summary_json()).ok()?).ok()?;
-    let ends_early = Best::ends(point.state.best.as_ref(), plan.best.as_ref().map(|best| &best.value));
-    let is_finished = (step >= plan.steps.value || ends_early) && summary.steps == step && result.is_dir();
-    let (why, larger) = match ends_early {
-        true => (format!("ended early after step {step}"), "best.patience"),
-        false => {
-            (format!("has taken all of its {step} steps"), "train.steps (the schedule is then that of the longer run)")
-        }
-    };
-    let note = format!(
-        "the run {why}, so nothing is done and nothing was changed. To train further, write a larger {larger}, or start a \
-         new run with {key} = \"{}\"",
-        result.display()
-    );
-    is_finished.then_some((summary, note))
 }

@@ -66,7 +66,6 @@ type FoundSums = (Arc<Vec<f32>>, Option<PathBuf>);
 
 /// A pass that computes a set's log-probabilities.
 struct ReferencePass<'a, B: Kernels> {
-    /// The model before its first step.
     trainer: &'a mut Trainer<B>,
     /// Names the adapter that the run starts from.
     plan: &'a Plan,
@@ -74,7 +73,6 @@ struct ReferencePass<'a, B: Kernels> {
     cache: Option<(&'a Path, Xxh3)>,
     /// Whether the trainer has loaded the matrices of the adapter that the run starts from.
     is_adapter_loaded: bool,
-    /// The console that shows the progress.
     console: Console,
 }
 
