@@ -34,23 +34,18 @@ pub struct PushOptions {
 
 /// The reasons why nothing was pushed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // of fields, which the messages name
 pub enum PushError {
     /// The repository to push to is not a valid id.
     #[error("--to {to}: this is no repository. Write OWNER/NAME or OWNER/NAME@BRANCH")]
-    NoRepository {
-        /// The text that was typed.
-        to: String,
-    },
+    NoRepository { to: String },
     /// The folder to push contains no model.
     #[error(
         "{}: neither an adapter (adapter_config.json) nor a model (config.json) is in this folder, nor is it that of a run that \
          saved one",
         folder.display()
     )]
-    NotPushable {
-        /// The folder.
-        folder: PathBuf,
-    },
+    NotPushable { folder: PathBuf },
     /// The base of the adapter to push exists only on this machine.
     #[error(
         "{}: the adapter's base is `{base}`, a path of this machine, so it would not load anywhere else. Write the id of the base on the \
@@ -58,12 +53,7 @@ pub enum PushError {
          lora.base_model_name_or_path = \"OWNER/NAME\" in a recipe writes both",
         folder.display()
     )]
-    LocalBase {
-        /// The folder.
-        folder: PathBuf,
-        /// The base that its settings name.
-        base: String,
-    },
+    LocalBase { folder: PathBuf, base: String },
     /// An error in the folder's files.
     #[error(transparent)]
     Folder(#[from] ArchError),

@@ -12,25 +12,14 @@ use serde_json::Value;
 
 /// The reasons why there is no report.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // of fields, which the messages name
 pub enum ReportError {
     /// The folder has no metrics.
     #[error("{path}: no metrics.jsonl to report on; give the folder of a run, such as runs/my-run ({source})")]
-    NoMetrics {
-        /// The folder.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    NoMetrics { path: PathBuf, source: std::io::Error },
     /// A file exists but cannot be parsed.
     #[error("{path}: expected {expected}: {problem}")]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// The expected content.
-        expected: &'static str,
-        /// The problem.
-        problem: String,
-    },
+    Malformed { path: PathBuf, expected: &'static str, problem: String },
     /// The page cannot be written.
     #[error(transparent)]
     Write(#[from] StorageError),

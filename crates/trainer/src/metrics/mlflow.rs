@@ -37,20 +37,14 @@ fn default_experiment() -> String {
 
 /// The reasons why a run is not tracked.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // of fields, which the messages name
 pub enum MlflowError {
     /// The server refused a request or could not be reached.
     #[error(
         "mlflow.tracking_uri = \"{uri}\": {problem} ({request}). Start the server (`mlflow server`), correct the address, or leave \
          [mlflow] out"
     )]
-    Server {
-        /// Its address.
-        uri: String,
-        /// The request of MLflow's REST API.
-        request: &'static str,
-        /// The server's or the system's message.
-        problem: String,
-    },
+    Server { uri: String, request: &'static str, problem: String },
     /// The run's identifier cannot be written to the run folder.
     #[error(transparent)]
     Note(#[from] StorageError),

@@ -109,8 +109,9 @@ macro_rules! plan {
         $(, may change $setting:literal)?
         $(, keys of $section:ty)?;
     )*) => {
-        /// A whole plan.
+        /// A whole plan. A decision whose name says it all has no doc.
         #[derive(Clone, Debug, PartialEq, Serialize)]
+        #[allow(missing_docs)]
         pub struct Plan {
             $($(#[$doc])* pub $name: $type,)*
         }
@@ -141,9 +142,7 @@ plan! {
     /// What is divided over the processes.
     zero_stage: Chosen<ZeroStage> = decide::zero_stage(made),
         shown "ZeRO stage" as of_several_ranks, may change "train.zero_stage";
-    /// Where tensors live.
     backend: Chosen<BackendKind> = made.backend.clone(), shown "backend" as plain;
-    /// Format of activations.
     compute: Chosen<FloatType> = made.compute.clone(), shown "compute" as plain, identifies "compute";
     /// What the GEMMs of the layers multiply.
     gemms: Chosen<GemmFormat> = made.gemms.clone(), shown "GEMMs of layers" as other_than_compute, identifies "gemms";
@@ -151,9 +150,7 @@ plan! {
     arithmetic: Chosen<String> = decide::arithmetic(made), shown "arithmetic" as plain;
     /// Which part of the checkpoint is the model; none where it is the whole.
     text_model: Option<Chosen<&'static str>> = decide::text_model(made.wish.model), shown "trained part" as plain;
-    /// How the base weights are stored.
     base: Chosen<BaseStorage> = made.base.clone(), shown "base" as plain, identifies "base";
-    /// Number of parameters that train.
     trained_parameters: Chosen<u64> = adapter::trained_parameters(made), shown "trained parameters" as plain;
     /// What layers save for their backward.
     recompute: Chosen<Recompute> = made.mix.recompute.clone(),
@@ -167,13 +164,10 @@ plan! {
     resident_state_bytes: Chosen<u64> = made.mix.paging.resident.clone(), shown "state on the device" as paged_bytes;
     /// Tokens per row, padding included.
     row_len: Chosen<usize> = decide::row_len(made), shown "row length" as plain;
-    /// Rows per forward and backward pass.
     micro_batch_size: Chosen<usize> = made.rows.micro_batch_size.clone(),
         shown "micro-batch" as plain, may change "train.micro_batch_size";
-    /// Micro-batches per step.
     gradient_accumulation: Chosen<usize> = schedule::accumulation(made),
         shown "accumulation" as plain, may change "train.gradient_accumulation";
-    /// Optimizer steps of the run.
     steps: Chosen<u64> = made.steps.clone(), shown "steps" as plain, may change "train.steps";
     /// Hours after which the run saves everything and ends; none without such a limit.
     max_time_hours: Option<Chosen<f64>> = made.wish.recipe.train.max_time_hours.map(Chosen::recipe);
@@ -183,7 +177,6 @@ plan! {
     /// Steps of increasing learning rate.
     warmup_steps: Chosen<u64> = schedule::warmup(made.wish.recipe, made.steps.value),
         shown "warm-up steps" as plain, may change "train.warmup_steps";
-    /// Shape of the learning rate.
     schedule: Chosen<ScheduleKind> = Chosen::of(made, |config| config.train.schedule),
         shown "schedule" as plain, may change "train.schedule";
     /// Learning rate that the decay leads to.
@@ -239,19 +232,14 @@ plan! {
     /// Bytes of the run folder at its largest.
     disk_bytes: Chosen<u64> = made.disk[1].clone(), shown "disk" as bytes;
 
-    /// Name of the run.
     name: Chosen<String> = Chosen::recipe(made.wish.recipe.name.clone());
-    /// Folder that holds the run folders.
     output_dir: Chosen<PathBuf> = Chosen::of(made, |config| PathBuf::from(&config.output_dir));
-    /// Folder of the model.
     model_folder: Chosen<PathBuf> = Chosen::recipe(PathBuf::from(&made.wish.recipe.model));
-    /// Where the weights come from.
     init: Chosen<Init> = Chosen::key(made.wish.recipe.init, &Init::default()), identifies "init";
     /// Seed of new weights and of sampling.
     seed: Chosen<u64> = Chosen::of(made, |config| config.seed), identifies "seed";
     /// Seed of the order of rows and of mixtures.
     data_seed: Chosen<u64> = schedule::data_seed(made.wish.recipe), identifies "data.data_seed";
-    /// Whether rows are shuffled in each epoch.
     shuffle: Chosen<bool> = Chosen::of(made, |config| config.data.shuffle), identifies "data.shuffle";
     /// The adapter; without one every weight trains.
     lora: Chosen<Option<LoraConfig>> = adapter::lora(made), identifies "lora";
@@ -262,18 +250,15 @@ plan! {
     train: PlannedTrain = PlannedTrain::new(&made.wish.recipe.train), keys of PlannedTrain;
     /// Maximum tokens of a document, and of a packed row.
     max_seq_len: Chosen<usize> = Chosen::of(made, |config| config.max_seq_len), identifies "max_seq_len";
-    /// Whether rows hold several documents.
     pack: Chosen<bool> = Chosen::of(made, |config| config.pack), identifies "pack";
     /// Positions that the rotary tables cover.
     max_positions: Chosen<usize> = decide::max_positions(made);
-    /// Steps between two lines of metrics.
     log_every: Chosen<u64> = schedule::every(made, RunConfig::log_interval), may change "train.log_every";
     /// Steps between two evaluations; 0: only before and after training.
     eval_every_steps: Chosen<u64> = schedule::every(made, RunConfig::eval_interval), may change "eval.every_steps";
     /// Whether there is held-out data, or a prompt to answer.
     #[serde(skip)]
     is_evaluated: bool = made.wish.recipe.has_eval_data() || !made.wish.recipe.eval.prompts.is_empty();
-    /// Whether to evaluate before the first step too.
     eval_on_start: Chosen<bool> = Chosen::of(made, |config| config.eval.on_start);
     /// Rows per forward pass of the evaluation.
     eval_micro_batch_size: Chosen<usize> = decide::eval_micro_batch_size(made);
@@ -285,7 +270,6 @@ plan! {
     answer_tokens: Chosen<usize> = made.mix.answer_tokens.clone();
     /// What of an answer is compared with the reference.
     extract: Chosen<String> = Chosen::of(made, |config| config.eval.extract.clone());
-    /// Maximum tokens of an answer.
     max_new_tokens: Chosen<usize> = Chosen::of(made, |config| config.eval.max_new_tokens);
     /// Prompts whose answers are shown before and after training.
     sample_prompts: Chosen<Vec<String>> = Chosen::of(made, |config| config.eval.prompts.clone());
@@ -294,12 +278,10 @@ plan! {
     /// Steps between two checkpoints; 0: only at the end.
     checkpoint_every_steps: Chosen<u64> = schedule::every(made, RunConfig::checkpoint_interval),
         may change "checkpoint.every_steps";
-    /// Newest checkpoints to keep.
     checkpoints_kept: Chosen<usize> = Chosen::of(made, |config| config.checkpoint.keep), may change "checkpoint.keep";
     /// What decides which weights are the result, and when a run ends early; none where the last weights are.
     best: Option<Chosen<BestSection>> = made.wish.recipe.best.clone().map(Chosen::recipe),
         shown "best checkpoint" as best, may change "best";
-    /// Bytes of one checkpoint.
     checkpoint_bytes: Chosen<u64> = made.disk[0].clone();
     /// A shortage of memory that the user chose to ignore, in a sentence.
     forced: Option<Chosen<bool>> = made.forced.clone();

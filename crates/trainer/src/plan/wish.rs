@@ -35,29 +35,21 @@ impl<'a> Wish<'a> {
     pub(super) fn new(inputs: &PlanInputs<'a>) -> Result<Self, RunError> {
         let &PlanInputs { config: recipe, model, data, world_size, request, .. } = inputs;
         let (train, decided) = (&recipe.train, request.decided);
-        let mut wish = Self {
+        let divides = |rows: &usize| train.rows_per_step.is_some_and(|all| all.is_multiple_of(rows * world_size));
+        let rows = decided.and_then(|decided| decided.micro_batch_size).filter(divides);
+        let mix = decided.filter(|_| recipe.recompute().is_none());
+        let kept = train.kept_weights_gib.given().map(bytes);
+        Ok(Self {
             recipe,
             model,
             data,
             world_size,
             lora: recipe.adapter_of(model)?,
-            recompute: recipe.recompute().into(),
-            offload: train.offload,
-            kept_weights_bytes: train.kept_weights_gib.given().map(bytes).into(),
-            micro_batch_size: train.micro_batch_size,
-        };
-        let divides = |rows: &usize| train.rows_per_step.is_some_and(|all| all.is_multiple_of(rows * world_size));
-        if let (Auto::Auto, Some(rows)) =
-            (wish.micro_batch_size, decided.and_then(|of| of.micro_batch_size).filter(divides))
-        {
-            wish.micro_batch_size = Auto::Given(rows);
-        }
-        if let (Auto::Auto, Some(decided)) = (wish.recompute, decided) {
-            wish.recompute = Auto::Given(decided.recompute);
-            wish.offload = wish.offload.or(decided.recompute.may_offload().then_some(decided.offload));
-            wish.kept_weights_bytes = wish.kept_weights_bytes.given().or(decided.kept_weights_bytes).into();
-        }
-        Ok(wish)
+            recompute: recipe.recompute().or(mix.map(|mix| mix.recompute)).into(),
+            offload: train.offload.or(mix.filter(|mix| mix.recompute.may_offload()).map(|mix| mix.offload)),
+            kept_weights_bytes: kept.or(mix.and_then(|mix| mix.kept_weights_bytes)).into(),
+            micro_batch_size: train.micro_batch_size.given().or(rows).into(),
+        })
     }
 
     /// Returns whether the recipe allows what layers save to wait in host memory.

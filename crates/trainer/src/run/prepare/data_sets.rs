@@ -63,7 +63,7 @@ impl Display for SourceReport {
 }
 
 /// A source that was read.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Input {
     /// Its files.
     pub source: Source,
@@ -82,12 +82,8 @@ pub fn place(inputs: &[Input], origin: Origin) -> String {
 pub struct DataSets {
     /// Documents to train on.
     pub train: ReadSet,
-    /// Documents to evaluate on.
-    pub held_out: Option<DocumentSet>,
-    /// Reports on the held-out sources, if they are a separate set.
-    pub held_out_sources: Vec<SourceReport>,
-    /// The held-out sources, if they are a separate set.
-    pub held_out_inputs: Vec<Input>,
+    /// Documents to evaluate on; without reports if they are a part of the others.
+    pub held_out: Option<ReadSet>,
 }
 
 /// Loads the model's tokenizer with the tokens that the recipe adds, the special tokens that it chooses and the chat template that it names.
@@ -125,18 +121,23 @@ pub fn read(config: &RunConfig, tokenizer: &Tokenizer, pipeline: Pipeline) -> Re
     let reader = Reader { config, tokenizer, pipeline };
     let mut train = reader.set(&config.data.training_sources(), config.data.mix)?;
     let separate = config.data.held_out_sources();
-    if !separate.is_empty() {
-        let ReadSet { documents, sources, inputs, .. } = reader.set(&separate, Mix::Concatenate)?;
-        return Ok(DataSets { train, held_out: Some(documents), held_out_sources: sources, held_out_inputs: inputs });
-    }
-    let without = |train, held_out| {
-        let (held_out_sources, held_out_inputs) = Default::default();
-        DataSets { train, held_out, held_out_sources, held_out_inputs }
+    let held_out = match config.data.eval_fraction {
+        _ if !separate.is_empty() => Some(reader.set(&separate, Mix::Concatenate)?),
+        Some(fraction) => Some(train.hold_out(fraction)?),
+        None => None,
     };
-    let Some(fraction) = config.data.eval_fraction else { return Ok(without(train, None)) };
-    let (documents, held_out) = train.documents.split(fraction, &train.dropped)?;
-    train.documents = documents;
-    Ok(without(train, Some(held_out)))
+    Ok(DataSets { train, held_out })
+}
+
+impl ReadSet {
+    /// Takes a fraction of the documents out, by a hash of each record.
+    fn hold_out(&mut self, fraction: f64) -> Result<Self, DataError> {
+        let (documents, held_out) = self.documents.split(fraction, &self.dropped)?;
+        self.documents = documents;
+        let (inputs, location) =
+            (self.inputs.clone(), "held out of the training data by a hash of each record".to_owned());
+        Ok(Self { documents: held_out, dropped: Vec::new(), sources: Vec::new(), inputs, location, cache: None })
+    }
 }
 
 impl DataSets {
@@ -157,8 +158,9 @@ impl DataSets {
         let mut notes: Vec<String> =
             self.train.sources.iter().map(|source| format!("training data: {source}")).collect();
         notes.push(self.train.location.clone());
-        notes.extend(self.held_out_sources.iter().map(|source| format!("held-out data: {source}")));
-        if let (Some(documents), true) = (&self.held_out, self.held_out_sources.is_empty()) {
+        let Some(ReadSet { documents, sources, .. }) = &self.held_out else { return notes };
+        notes.extend(sources.iter().map(|source| format!("held-out data: {source}")));
+        if sources.is_empty() {
             let tokens: usize = (0..documents.len()).map(|index| documents.entry(index).tokens as usize).sum();
             notes.push(format!("held out of it: {} examples, {tokens} tokens", documents.len()));
         }

@@ -230,7 +230,7 @@ impl Data {
         let train = Arc::new(PackedDataset::new(data.train.documents, packing));
         let shape = DataShape::new(&train, has_chats);
         let names = || recipe.data.held_out_sources().into_iter().map(|source| source.name).collect();
-        let held_out = data.held_out.map(|documents| (documents, names()));
+        let held_out = data.held_out.map(|set| (set.documents, names()));
         let template = recipe.data.chat_template.as_ref().map(|_| tokenizer.chat_template()).transpose()?;
         let template = template.map(|template| template.source().to_owned());
         let cache = data.train.cache;
