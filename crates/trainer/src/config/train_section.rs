@@ -209,8 +209,10 @@ impl RunConfig {
 
     /// Returns the rows per step of so many ranks: their effective batch. A micro-batch that is "auto" comes with `rows_per_step`.
     pub fn rows_per_step(&self, ranks: usize) -> usize {
-        let of_rank = || self.train.micro_batch_size.given().unwrap_or(1) * self.gradient_accumulation();
-        self.train.rows_per_step.unwrap_or_else(|| of_rank() * ranks)
+        self.train.rows_per_step.unwrap_or_else(|| {
+            let rows = self.train.micro_batch_size.given().expect("a rule asks for rows_per_step next to \"auto\"");
+            rows * self.gradient_accumulation() * ranks
+        })
     }
 
     /// Returns the micro-batches per step, where the recipe says them.
@@ -229,7 +231,7 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         .zip(train.recompute)
         .is_none_or(|(checkpointing, choice)| choice.given().is_some_and(|of| of.repeats_gemms() == checkpointing));
     let micro_batch = |key: &'static str, rows: Option<usize>| {
-        let rows = rows.unwrap_or(1);
+        let rows = rows.unwrap_or_default();
         let tokens = (rows as u64).saturating_mul(config.max_seq_len as u64);
         let problem = format!("{rows} rows of {} tokens are more than {MICRO_BATCH_TOKENS}", config.max_seq_len);
         rule(tokens <= MICRO_BATCH_TOKENS, key, problem, "write fewer rows, or a smaller max_seq_len")
