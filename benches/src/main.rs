@@ -174,7 +174,7 @@ fn backends(
         if !is_named && (!options.backends.is_empty() || !kind.is_compiled()) {
             continue;
         }
-        match choose_backend(BackendChoice::Named(kind), profile) {
+        match choose_backend(BackendChoice::Given(kind), profile) {
             Ok(_) => usable.push(kind),
             Err(error) if is_named => return Err(error),
             Err(error) => notes.push(format!("{kind} was left out: {error}")),

@@ -14,8 +14,7 @@ use firebrick_model::{
 use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
 use firebrick_precision::{FloatType, Format, QuantFormat};
-use firebrick_trainer::config::ZeroStage;
-use firebrick_trainer::run::step::Trainer;
+use firebrick_trainer::run::step::{StepSettings, Trainer};
 
 use crate::fixture;
 
@@ -68,7 +67,7 @@ fn load_as<B: Kernels>(
     let options = BuildOptions { lora, gemms, ..BuildOptions::new(storage, compute_dtype, POSITIONS) };
     let mut config = read_config(&folder).expect("the model has a readable config");
     if let Some(dir) = &adapter {
-        grow_for_adapter(&mut config, dir).expect("the adapter has the rows that the model lacks");
+        config = grow_for_adapter(config, dir).expect("the adapter has the rows that the model lacks");
     }
     let weights = HfFolder::open(&folder).expect("the model has weights");
     let device = B::Device::default();
@@ -106,12 +105,7 @@ pub fn trainer_of<B: Kernels>(model: Decoder<B>, pass: PassOptions) -> Trainer<B
         }),
         schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, lowest: 0.0, warmup_steps: 0, total_steps: 9 },
         ranks: Ranks::single(),
-        zero_stage: ZeroStage::NONE,
-        pass,
-        loss_chunk_tokens: 20,
-        pairs: None,
-        router_aux_loss: None,
-        dropout_seed: None,
+        settings: StepSettings { pass, loss_chunk_tokens: 20, ..StepSettings::default() },
     }
 }
 

@@ -15,10 +15,11 @@ use crate::families::wrapper::{TEXT_CONFIG, TIE_WORD_EMBEDDINGS, text_part};
 use crate::families::{self, Wrapper};
 use crate::folder::{CONFIG_FILE, GENERATION_CONFIG_FILE};
 use crate::json::{JsonObject, parse_object, read_text};
+use crate::lora::LoraConfig;
 use crate::modules::PieceSpec;
 use crate::python_json::to_string_pretty;
 use crate::quantization::QUANTIZATION_CONFIG;
-use crate::spec::ModelSpec;
+use crate::spec::{MlpSpec, ModelSpec};
 
 /// The key of the number format, and its name in transformers 4.
 const DTYPES: [&str; 2] = ["dtype", "torch_dtype"];
@@ -148,6 +149,20 @@ impl ModelConfig {
             self.spec.vocab_size = rows;
             self.set("vocab_size", rows.into());
         }
+    }
+
+    /// Returns the model as an adapter needs it: gate and up of all experts are one module in every mixture if the settings adapt parameters of
+    /// experts ([`LoraConfig::target_parameters`]). Tensors on disk stay as they are.
+    #[must_use]
+    pub fn for_adapter(mut self, lora: Option<&LoraConfig>) -> Self {
+        if lora.is_some_and(LoraConfig::adapts_parameters) {
+            for layer in &mut self.spec.layers {
+                if let MlpSpec::Experts { fused, .. } = &mut layer.mlp {
+                    *fused = true;
+                }
+            }
+        }
+        self
     }
 
     /// Returns the decoder as stored in its folder, without the added rows.

@@ -193,7 +193,7 @@ impl LoraConfig {
         self.target_parameters.iter().flatten()
     }
 
-    /// Whether experts are adapted as parameters, so that the model must have them fused ([`ModelSpec::fuse_experts_for`]).
+    /// Whether experts are adapted as parameters, so that the model must have them fused ([`ModelConfig::for_adapter`](crate::ModelConfig::for_adapter)).
     pub fn adapts_parameters(&self) -> bool {
         self.parameters().next().is_some()
     }
@@ -411,19 +411,6 @@ impl LoraConfig {
 }
 
 impl ModelSpec {
-    /// Makes gate and up of all experts one module in every mixture, if the settings adapt parameters of experts
-    /// ([`LoraConfig::target_parameters`]). Tensors on disk stay as they are.
-    pub fn fuse_experts_for(&mut self, lora: &LoraConfig) {
-        if !lora.adapts_parameters() {
-            return;
-        }
-        for layer in &mut self.layers {
-            if let MlpSpec::Experts { fused, .. } = &mut layer.mlp {
-                *fused = true;
-            }
-        }
-    }
-
     /// Whether checkpoints hold all experts of a projection in one tensor.
     fn has_experts_in_one_tensor(&self) -> bool {
         let is_gpt_oss = |mlp: &MlpSpec| matches!(mlp, MlpSpec::Experts { names: ExpertNames::GptOss, .. });

@@ -104,6 +104,11 @@ impl PackedDataset {
         Self { documents, options, row_len, table }
     }
 
+    /// Returns how documents are assigned to rows.
+    pub fn options(&self) -> &PackOptions {
+        &self.options
+    }
+
     /// Returns the number of rows; an epoch shows each of them once.
     pub fn rows(&self) -> usize {
         self.table.as_ref().map_or(self.documents.len() / documents_per_unit(&self.options), RowTable::rows)

@@ -71,7 +71,6 @@ struct GenerationSpeed {
     sequences: usize,
     /// New tokens per second, of all sequences together.
     tok_s: f64,
-    /// Seconds of a whole run.
     run_s: Spread,
     /// Seconds until the first token of each sequence was chosen, in the median run.
     first_token_s: f64,
@@ -241,7 +240,7 @@ mod tests {
             new_tokens: 4,
             dtype: None,
             runs: 1,
-            backend: BackendChoice::Named(BackendKind::Flex),
+            backend: BackendChoice::Given(BackendKind::Flex),
             trace: true,
         };
         for rank in [0, 4] {

@@ -23,7 +23,7 @@ use firebrick_trainer::config::json_schema;
 use firebrick_trainer::console::{Console, error_message};
 use firebrick_trainer::run::device::prepare_process;
 
-use crate::commands::{machine, overview, takes_colors, text, timing, training, warn};
+use crate::commands::{machine, overview, recipes, takes_colors, text, timing, training, warn};
 use crate::compress::{CompressOptions, DecompressOptions, compress, decompress};
 use crate::export::{ExportOptions, export};
 use crate::push::{PushOptions, push};
@@ -41,13 +41,13 @@ enum Command {
     /// Run a recipe: plan, evaluate, train, save.
     Train(training::Train),
     /// Read a recipe and its data, and print what a run would do and why, here or on a machine that is named; no weights are read.
-    Plan(training::PlanArguments),
+    Plan(recipes::PlanArguments),
     /// Write a commented recipe for a model and data that plans here: rows, batch, template and 4 bits as they need.
-    New(training::New),
+    New(recipes::New),
     /// Turn a configuration of axolotl or LLaMA-Factory into a recipe; what does not carry over stays as comments with its reason.
-    Convert(training::Convert),
+    Convert(recipes::Convert),
     /// Show what a recipe trains on: counts, lengths, packing, dropped records, and sample rows with loss tokens marked.
-    Inspect(training::Inspect),
+    Inspect(recipes::Inspect),
     /// Write the report of a run folder: one HTML page with plots, as a run writes it at its end.
     Report(Report),
     /// Continue prompts with a model.
@@ -108,43 +108,39 @@ pub fn main() -> ExitCode {
         .init();
     let typed = Cli::from_arg_matches(&command_line().get_matches()).unwrap_or_else(|error| error.exit());
     prepare_process();
-    match execute(typed.command, clock) {
-        Ok(status) => status,
-        Err(error) => {
-            warn(&format!("error: {}", error_message(&*error)));
-            ExitCode::FAILURE
+    let done = |()| ExitCode::SUCCESS;
+    let result = match typed.command {
+        Command::Train(arguments) => training::train(arguments),
+        Command::Plan(arguments) => recipes::plan(&arguments).map(done),
+        Command::New(arguments) => recipes::write_new(arguments).map(done),
+        Command::Convert(arguments) => recipes::convert_file(&arguments).map(done),
+        Command::Doctor => Ok(machine::doctor()),
+        Command::Profile(arguments) => machine::profile(&arguments).map(done),
+        Command::Inspect(arguments) => recipes::show_data(&arguments).map(done),
+        Command::Bench(arguments) => timing::time_steps(&arguments, clock),
+        Command::BenchGenerate(arguments) => timing::time_generation(&arguments).map(done),
+        Command::Generate(arguments) => text::write_text(arguments).map(done),
+        Command::Chat(arguments) => text::talk(arguments).map(done),
+        Command::Export(options) => printed(export(&options)),
+        Command::Push(options) => printed(push(&options, Console::VERBOSE)),
+        Command::Compress(options) => printed(compress(&options)),
+        Command::Decompress(options) => printed(decompress(&options)),
+        Command::Verify(arguments) => text::compare(arguments).map(done),
+        Command::Report(Report { run, out }) => {
+            printed(report::write(&run, out.as_deref()).map(|page| format!("written to {}", page.display())))
         }
-    }
+        Command::Schema => printed(anyhow::Ok(json_schema().trim_end())),
+        Command::Completions { shell } => printed(anyhow::Ok(overview::completions(command_line(), shell).trim_end())),
+        Command::Man { folder } => overview::write_manual(command_line(), &folder).map(done),
+    };
+    result.unwrap_or_else(|error| {
+        warn(&format!("error: {}", error_message(&*error)));
+        ExitCode::FAILURE
+    })
 }
 
-fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
-    let print = |text: &str| {
-        Console::VERBOSE.print(text);
-        Ok(())
-    };
-    match command {
-        Command::Train(arguments) => return training::train(arguments),
-        Command::Plan(arguments) => training::plan(&arguments),
-        Command::New(arguments) => training::write_new(arguments),
-        Command::Convert(arguments) => training::convert_file(&arguments),
-        Command::Doctor => return Ok(machine::doctor()),
-        Command::Profile(arguments) => machine::profile(&arguments),
-        Command::Inspect(arguments) => training::show_data(&arguments),
-        Command::Bench(arguments) => return timing::time_steps(&arguments, clock),
-        Command::BenchGenerate(arguments) => timing::time_generation(&arguments),
-        Command::Generate(arguments) => text::write_text(arguments),
-        Command::Chat(arguments) => text::talk(arguments),
-        Command::Export(options) => print(&export(&options)?),
-        Command::Push(options) => print(&push(&options, Console::VERBOSE)?),
-        Command::Compress(options) => print(&compress(&options)?),
-        Command::Decompress(options) => print(&decompress(&options)?),
-        Command::Verify(arguments) => text::compare(arguments),
-        Command::Report(Report { run, out }) => {
-            print(&format!("written to {}", report::write(&run, out.as_deref())?.display()))
-        }
-        Command::Schema => print(json_schema().trim_end()),
-        Command::Completions { shell } => print(overview::completions(command_line(), shell).trim_end()),
-        Command::Man { folder } => overview::write_manual(command_line(), &folder),
-    }?;
+/// Prints what a command returns.
+fn printed<E: Into<anyhow::Error>>(text: Result<impl AsRef<str>, E>) -> anyhow::Result<ExitCode> {
+    Console::VERBOSE.print(text.map_err(Into::into)?.as_ref());
     Ok(ExitCode::SUCCESS)
 }

@@ -288,7 +288,6 @@ struct Range {
     place: [f64; 2],
 }
 
-/// Both axes of a drawing.
 struct Frame {
     x: Range,
     y: Range,

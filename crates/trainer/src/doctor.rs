@@ -15,7 +15,7 @@ use firebrick_hwprofile::memory::human_bytes;
 use firebrick_hwprofile::{AdapterKind, HardwareProfile};
 use firebrick_kernels::BackendKind;
 
-use crate::config::BackendChoice;
+use crate::config::Auto;
 use crate::console::error_message;
 use crate::plan::{choose_backend, compiled_names};
 use crate::run::peaks::try_gemm;
@@ -220,7 +220,7 @@ fn hub(_: &HardwareProfile) -> Vec<Check> {
 
 /// Chooses the backend as `auto` does, and computes on it.
 fn backend(profile: &HardwareProfile) -> Vec<Check> {
-    let chosen = match choose_backend(BackendChoice::Auto, profile) {
+    let chosen = match choose_backend(Auto::Auto, profile) {
         Ok(chosen) => chosen,
         Err(error) => return vec![Check::failure("auto", error_message(&error))],
     };

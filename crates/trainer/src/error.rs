@@ -11,6 +11,7 @@ use crate::storage::StorageError;
 
 /// The reasons why a command could not do its work.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // of fields, which the messages name
 pub enum RunError {
     /// An error that needs only a message, since no caller distinguishes it.
     #[error("{0}")]
@@ -48,9 +49,7 @@ pub enum RunError {
          `nvidia-smi -q`), reinstall the driver, or train on the CPU with backend = \"flex\""
     )]
     DeviceFailed {
-        /// The operation.
         operation: String,
-        /// The library's message.
         message: String,
         /// What is saved and how to continue.
         advice: String,
@@ -63,9 +62,7 @@ pub enum RunError {
     NotFinite {
         /// The step, from 1.
         step: u64,
-        /// Mean loss.
         loss: f32,
-        /// Global norm.
         grad_norm: f32,
     },
     /// The trained weights are not finite, or so large that their norm is not.
@@ -77,7 +74,6 @@ pub enum RunError {
     WeightsNotFinite {
         /// The step, from 1.
         step: u64,
-        /// Global norm of the trained weights.
         norm: f32,
     },
     /// The first loss of preference training does not match that of a model which is its own reference.

@@ -10,9 +10,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use firebrick_arch::CONFIG_FILE;
 use firebrick_arch::folder::ADAPTER_CONFIG_FILE;
+use firebrick_arch::{CONFIG_FILE, ModelConfig};
 use firebrick_hub::{Hub, HubId, ModelFolder, RepoKind, snapshot_of};
+use firebrick_model::{ModelError, read_config};
 use firebrick_parallel::Ranks;
 
 pub use firebrick_hub::Need;
@@ -30,6 +31,14 @@ impl RunConfig {
     /// Returns the folder that `model` names. From the Hub everything but the weights is downloaded.
     pub fn model_folder(&self) -> Result<PathBuf, RunError> {
         Ok(model_folder(Path::new(&self.model), Need::Description, Console::QUIET)?.folder)
+    }
+
+    /// Reads the model in this folder as the recipe's adapter needs it.
+    ///
+    /// # Errors
+    /// Those of [`read_config`].
+    pub fn read_model(&self, folder: &Path) -> Result<ModelConfig, ModelError> {
+        Ok(read_config(folder)?.for_adapter(self.lora.as_ref()))
     }
 
     /// Returns the folder that `model` names, with the files that `need` names; a run from random weights needs no weights.

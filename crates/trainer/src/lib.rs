@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod chosen;
 pub mod config;
 pub mod console;
 pub mod doctor;

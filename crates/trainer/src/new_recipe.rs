@@ -234,12 +234,10 @@ fn is_for(template: &str, tokenizer: &Tokenizer) -> bool {
     tokenizer.clone().choose_template(&TemplateChoice::Named(template.to_owned())).is_ok()
 }
 
-/// Formats a setting and its comment.
 fn line(setting: &str, comment: &str) -> String {
     format!("{setting:<31} # {comment}\n")
 }
 
-/// Formats a text as TOML.
 fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
@@ -273,7 +271,7 @@ mod tests {
                 assert_eq!((config.model.as_str(), config.data.path.as_str()), (draft.model, draft.data));
                 assert_eq!(config.mode(), if size == Size::Stored { Mode::Lora } else { Mode::Qlora });
                 assert_eq!(config.preference.is_some(), format == RecordFormat::Preference);
-                assert_eq!(config.rows_per_step(), 16, "{size:?}");
+                assert_eq!(config.rows_per_step(1), 16, "{size:?}");
                 assert_eq!((config.name.as_str(), config.max_seq_len), ("new", 512));
                 assert!(draft.text().contains("the longest example has 300"), "{}", draft.text());
             }

@@ -9,9 +9,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-/// The folder of recipes.
 const RECIPES: &str = "configs";
-/// The folder of models and data.
 const ASSETS: &str = "assets";
 /// Environment variable with the folder of both, for programs that are somewhere else. `cargo xtask` sets it.
 const SHARE: &str = "FIREBRICK_SHARE";

@@ -7,15 +7,14 @@ use std::path::{Path, PathBuf};
 
 /// An error of storing something or reading it back.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // of fields, which the messages name
 pub enum StorageError {
     /// Reading, writing or renaming failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
         /// "write", "create", …
         action: &'static str,
-        /// The file or folder.
         path: PathBuf,
-        /// The system's error.
         source: io::Error,
     },
     /// The disk is full.
@@ -24,7 +23,6 @@ pub enum StorageError {
          another disk, then continue with --resume; the newest saved checkpoint is untouched", full(path, *needed, *free)
     )]
     DiskFull {
-        /// The file or folder that was being written.
         path: PathBuf,
         /// Bytes that were to be written.
         needed: u64,
@@ -37,10 +35,7 @@ pub enum StorageError {
          checkpoint.keep, or set output_dir to a folder on another disk, then continue with --resume; the newest \
          saved checkpoint is untouched", path.display()
     )]
-    DiskOfOtherRankFull {
-        /// The run folder.
-        path: PathBuf,
-    },
+    DiskOfOtherRankFull { path: PathBuf },
     /// The run folder cannot be created or written to.
     #[error(
         "cannot write the run folder {}: {}", path.display(), match source.kind() {
@@ -49,53 +44,28 @@ pub enum StorageError {
             _ => format!("{source}; give yourself permission to write there, or set output_dir to another folder"),
         }
     )]
-    NotWritable {
-        /// The folder.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    NotWritable { path: PathBuf, source: io::Error },
     /// Another process is training in the folder.
     #[error("another process is writing to {}; wait for it to end, or give this run another name", path.display())]
-    InUse {
-        /// The folder.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
     /// There is nothing to resume from.
     #[error(
         "nothing to resume in {}: {found}; start without --resume, or name the run folder or checkpoint folder as in \
          `--resume runs/my-run`", path.display()
     )]
-    NothingToResume {
-        /// The run folder.
-        path: PathBuf,
-        /// The content found instead.
-        found: &'static str,
-    },
+    NothingToResume { path: PathBuf, found: &'static str },
     /// A file of a checkpoint is not what was saved.
     #[error(
         "the checkpoint cannot be resumed: `{}` {problem}. The file changed after it was saved; resume from another checkpoint \
          of the run with `--resume FOLDER`", path.display()
     )]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// The difference.
-        problem: String,
-    },
+    Damaged { path: PathBuf, problem: String },
     /// A checkpoint of another version of this program.
     #[error(
         "the checkpoint {} has {found}, and this version reads format {expected} only; resume it with the version of Firebrick \
          that saved it, or start a new run", path.display()
     )]
-    OtherFormat {
-        /// The checkpoint folder.
-        path: PathBuf,
-        /// Its format.
-        found: String,
-        /// The format of this version.
-        expected: u32,
-    },
+    OtherFormat { path: PathBuf, found: String, expected: u32 },
 }
 
 impl StorageError {

@@ -29,7 +29,6 @@ use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_tests::{
     FAMILIES, FROZEN, MIXTURES, NF4, POSITIONS, TRAINED, fixture, golden_file, is_slow, packed, trainer_of, upload,
 };
-use firebrick_trainer::run::step::Trainer;
 use serde_json::{Value, json};
 
 use crate::{CAPABILITY, LAUNCHES};
@@ -318,8 +317,7 @@ impl Case {
 
     fn model(&self) -> Decoder<Cuda> {
         let lora = self.lora();
-        let mut config = self.config();
-        lora.iter().for_each(|lora| config.spec.fuse_experts_for(lora));
+        let config = self.config().for_adapter(lora.as_ref());
         let options = BuildOptions::new(self.base, self.compute, POSITIONS);
         let options = BuildOptions { lora, gemms: self.gemms, ..options };
         let mut model = Decoder::random(config, &options, None, &Default::default()).expect("it is built");
@@ -382,7 +380,8 @@ impl Case {
         Cuda::open(&device, &RunShape { kept_bytes: [self.kept; 2], ..RunShape::default() });
         let shared_bytes = limit_shared_memory(&device, self.shared_bytes);
         let pass = PassOptions { recompute: self.recompute, offload: self.offload, ..PassOptions::default() };
-        let mut trainer = Trainer { dropout_seed: Some(1), ..trainer_of(self.model(), pass) };
+        let mut trainer = trainer_of(self.model(), pass);
+        trainer.settings.dropout_seed = Some(1);
         take_routes();
         let [mixed, equal] = [documents([39, 29, 61]), documents([48, 48, 48])];
         let mut text = Text::default();

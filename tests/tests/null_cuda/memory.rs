@@ -6,7 +6,6 @@
 use std::fs;
 use std::path::Path;
 
-use firebrick_arch::ModelConfig;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::backends::{BackendKind, Cuda};
 use firebrick_kernels::{MemoryOps, Session};
@@ -67,8 +66,7 @@ pub(super) fn plans_grow_with_tokens_as_allocations_do() {
 fn planned_and_allocated(folder: &Path, [rows, documents]: [usize; 2], changes: &[String]) -> [f64; 2] {
     let recipe = format!("model='{}'\n{RECIPE}micro_batch_size={rows}\n", folder.display());
     let config = RunConfig::from_toml(&recipe, Path::new("run.toml"), changes).unwrap();
-    let mut model = ModelConfig::read(folder).unwrap();
-    config.lora.iter().for_each(|lora| model.spec.fuse_experts_for(lora));
+    let model = config.read_model(folder).unwrap();
     let data = DataShape {
         rows: 3 * rows,
         row_len: ROW,

@@ -63,8 +63,7 @@ fn of_parameters(names: &[&str]) -> LoraConfig {
 /// Creates the model with a new adapter.
 fn adapted<B: Kernels>(model: &str, lora: LoraConfig, storage: BaseStorage) -> Decoder<B> {
     let folder = fixture(model);
-    let mut config = ModelConfig::read(&folder).expect("the model has a readable config");
-    config.spec.fuse_experts_for(&lora);
+    let config = ModelConfig::read(&folder).expect("the model has a readable config").for_adapter(Some(&lora));
     let options = BuildOptions { lora: Some(lora), seed: 1, ..BuildOptions::new(storage, DType::F32, TOKENS) };
     let weights = HfFolder::open(&folder).expect("the model has weights");
     Decoder::load(&weights, config, &options, &B::Device::default(), &mut |_| ()).expect("it loads")
@@ -236,9 +235,8 @@ fn an_adapter_of_parameters_is_written_as_peft_wrote_it_and_merges_into_its_base
 
 #[test]
 fn settings_that_parameters_cannot_have_and_names_that_are_none_are_refused() {
-    let mut spec = ModelConfig::read(&fixture("tiny-qwen3-moe")).unwrap().spec;
     let both = of_parameters(&["experts.gate_up_proj", "experts.down_proj"]);
-    spec.fuse_experts_for(&both);
+    let spec = ModelConfig::read(&fixture("tiny-qwen3-moe")).unwrap().for_adapter(Some(&both)).spec;
     let target = |name: &str| settings(&[name]).target_modules;
     assert_eq!(spec.adapter_tensors(&both).unwrap().len(), 2 * 2 + 2 * 2, "two attention layers, one mixture");
     for (lora, part) in [

@@ -16,8 +16,7 @@ use firebrick_tests::{
     FROZEN, Golden, every_next_token, host, host_gradients, is_wgpu, load_in, loss_options, on_every_backend,
     relative_difference, upload,
 };
-use firebrick_trainer::config::ZeroStage;
-use firebrick_trainer::run::step::{StepNumbers, Trainer};
+use firebrick_trainer::run::step::{StepNumbers, StepSettings, Trainer};
 
 /// A frozen base in the format of its GEMMs.
 const FROZEN_F16: BaseStorage = BaseStorage::Frozen(Format::Float(FloatType::F16));
@@ -81,12 +80,7 @@ fn trainer<B: Kernels>(dtype: DType, storage: BaseStorage, scaling: Option<LossS
         },
         schedule: Schedule { kind: ScheduleKind::Linear, peak: 1e-3, warmup_steps: 2, total_steps: 20, lowest: 0.0 },
         ranks: Ranks::single(),
-        zero_stage: ZeroStage::NONE,
-        pass: PassOptions::default(),
-        loss_chunk_tokens: 20,
-        pairs: None,
-        router_aux_loss: None,
-        dropout_seed: None,
+        settings: StepSettings { loss_chunk_tokens: 20, ..StepSettings::default() },
     }
 }
 

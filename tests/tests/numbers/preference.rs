@@ -12,7 +12,6 @@ use firebrick_tests::{
 };
 use firebrick_trainer::metrics::PairMetrics;
 use firebrick_trainer::run::preference::{PairObjective, Reference, StepCounts};
-use firebrick_trainer::run::step::Trainer;
 
 use crate::training::trainer;
 
@@ -160,8 +159,8 @@ fn three_steps_of_dpo_equal_those_of_trl() {
     let golden = Golden::open("tiny-llama-preference");
     let [case, ..] = cases();
     let batches = micro_batches(&rows(&golden, &case, 64));
-    let mut trainer =
-        Trainer { pairs: Some(case.objective(case.reference())), ..trainer("tiny-llama-lora", FROZEN, 1e-8) };
+    let mut trainer = trainer("tiny-llama-lora", FROZEN, 1e-8);
+    trainer.settings.pairs = Some(case.objective(case.reference()));
     for (loss, margin) in golden.f32s("steps.losses").into_iter().zip(golden.f32s("steps.margins")) {
         let numbers = trainer.step(&batches).expect("one rank reaches itself").read();
         let pairs = numbers.pairs.expect("a step of pairs reports them");

@@ -141,8 +141,9 @@ fn a_router_of_modules_to_save_has_the_gradient_that_it_has_where_everything_tra
 
 /// Returns a trainer with the auxiliary loss.
 fn balancing(model: &str, adapter: Option<&str>, storage: BaseStorage, weight: f64) -> Trainer<Flex> {
-    let trainer = trainer_of(load::<Flex>(model, adapter, storage), PassOptions::default());
-    Trainer { router_aux_loss: Some(weight), ..trainer }
+    let mut trainer = trainer_of(load::<Flex>(model, adapter, storage), PassOptions::default());
+    trainer.settings.router_aux_loss = Some(weight);
+    trainer
 }
 
 fn numbers(trainer: &mut Trainer<Flex>, batches: &[Batch]) -> StepNumbers {
@@ -204,7 +205,8 @@ fn ranks_share_the_mean_of_their_auxiliary_losses_with_whole_and_with_divided_gr
     for zero_stage in [ZeroStage::NONE, ZeroStage::GRADIENTS] {
         let work = |ranks: Ranks| {
             let batch = &batches[ranks.rank()];
-            let mut trainer = Trainer { zero_stage, ..balancing("tiny-mixtral", None, TRAINED, 2.0) };
+            let mut trainer = balancing("tiny-mixtral", None, TRAINED, 2.0);
+            trainer.settings.zero_stage = zero_stage;
             if zero_stage.divides_state() {
                 let owners = ranks.owners(&trainer.model.parameters()).into_iter();
                 let own = owners.filter(|(_, owner)| *owner == ranks.rank()).map(|(name, _)| name);
@@ -256,9 +258,12 @@ fn documents_of_one_row_and_pairs_have_the_auxiliary_loss_of_the_same_documents_
     assert_eq!((pairs.pair_count(), pairs.padding), (1, 80 - 53));
     let loss = PairLoss { kind: PairLossKind::Sigmoid, beta: 0.1, label_smoothing: 0.0 };
     let objective = PairObjective { loss, nll_weight: 0.0, reference: Reference::BaseWithoutAdapter };
-    let of_pairs =
-        |trainer| numbers(&mut Trainer { pairs: Some(objective.clone()), ..trainer }, slice::from_ref(&pairs));
-    let (with, without) = (of_pairs(trainer()), of_pairs(Trainer { router_aux_loss: None, ..trainer() }));
+    let of_pairs = |router_aux_loss| {
+        let mut trainer = trainer();
+        (trainer.settings.pairs, trainer.settings.router_aux_loss) = (Some(objective.clone()), router_aux_loss);
+        numbers(&mut trainer, slice::from_ref(&pairs))
+    };
+    let (with, without) = (of_pairs(Some(2.0)), of_pairs(None));
     assert_close(with.aux_loss.unwrap(), expected);
     assert_eq!((with.loss, with.pairs, without.aux_loss), (without.loss, without.pairs, None));
     assert!((with.grad_norm - without.grad_norm).abs() > 1e-2 * without.grad_norm, "it has gradients");

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 
 use firebrick_data::Batch;
 use firebrick_kernels::backends::Flex;
-use firebrick_model::{BaseStorage, PassOptions};
+use firebrick_model::BaseStorage;
 use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
 use firebrick_tests::{FROZEN, Golden, NF4, batch, every_next_token, host, load, relative_difference};
-use firebrick_trainer::config::ZeroStage;
-use firebrick_trainer::run::step::Trainer;
+use firebrick_trainer::run::step::{StepSettings, Trainer};
 
 /// Creates the golden files' optimizer over the adapter they start from; theirs has an `epsilon` of 1e-8.
 pub(crate) fn trainer(adapter: &str, storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {
@@ -25,12 +24,7 @@ pub(crate) fn trainer(adapter: &str, storage: BaseStorage, epsilon: f64) -> Trai
         }),
         schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, lowest: 0.0, warmup_steps: 0, total_steps: 3 },
         ranks: Ranks::single(),
-        zero_stage: ZeroStage::NONE,
-        pass: PassOptions::default(),
-        loss_chunk_tokens: 20,
-        pairs: None,
-        router_aux_loss: None,
-        dropout_seed: None,
+        settings: StepSettings { loss_chunk_tokens: 20, ..StepSettings::default() },
     }
 }
 

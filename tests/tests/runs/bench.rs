@@ -37,7 +37,7 @@ fn options(recompute: Recompute) -> BenchOptions {
         optimizer: OptimizerKind::PagedAdamW8bit,
         loss_chunk: 48,
         documents: 3,
-        backend: BackendChoice::Named(BackendKind::Flex),
+        backend: BackendChoice::Given(BackendKind::Flex),
         usage: false,
         trace: true,
     }

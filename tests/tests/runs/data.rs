@@ -344,7 +344,7 @@ fn inspection_shows_the_rows_that_a_run_trains() {
     let data = read_data(&config);
     assert_eq!(seen.sets.len(), 2);
     assert_eq!(seen.sets[0].packing.documents, data.train.documents.len());
-    assert_eq!(seen.sets[1].packing.documents, data.held_out.unwrap().len());
+    assert_eq!(seen.sets[1].packing.documents, data.held_out.unwrap().documents.len());
     let row = &seen.sets[0].rows[0];
     assert!(row.tokens() <= seen.sets[0].row_len && row.documents[0].loss_tokens > 0);
     let text = seen.text(Style::Markers);

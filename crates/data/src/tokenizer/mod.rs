@@ -255,6 +255,11 @@ impl Tokenizer {
         self.templates.apply();
     }
 
+    /// Returns what the chat templates receive unless a conversation overrides it.
+    pub fn template_defaults(&self) -> &TemplateDefaults {
+        &self.templates.defaults
+    }
+
     pub(crate) fn system_prompt(&self) -> Option<&str> {
         self.templates.defaults.system_prompt.as_deref()
     }

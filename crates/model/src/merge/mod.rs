@@ -101,13 +101,13 @@ pub fn quantize_folder(model: &Path, to: &Path, format: Bnb4bit, companions: &Co
 /// compute what base and adapter do.
 pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelError> {
     let base = HfFolder::open(merge.model)?;
-    let mut config = base.read_config()?;
+    let config = base.read_config()?;
     base.check_complete(&config)?;
     if merge.mxfp4 && !base.names().any(|name| config.spec.is_mxfp4(name)) {
         return Err(ModelError::NotMxfp4 { dir: merge.model.to_path_buf() });
     }
     let (settings, tensors) = read_adapter(merge.adapter)?;
-    grow_for_adapter(&mut config, merge.adapter)?;
+    let mut config = grow_for_adapter(config, merge.adapter)?;
     check_adapter(merge.adapter, &config.spec, &settings)?;
     config.add_eos_token_ids(generation_eos_token_ids(merge.adapter)?);
     let pad = generation_pad_token_id(merge.adapter)?;

@@ -102,14 +102,14 @@ pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF3
     Ok((config, read_adapter_f32(&dir.join(ADAPTER_WEIGHTS_FILE))?))
 }
 
-/// Gives a model the rows of embedding and head that the adapter in `dir` has and the model's folder lacks: those of tokens added in training. Fuses
-/// its experts if the adapter is of their parameters.
+/// Returns a model as the adapter in `dir` needs it: with the rows of embedding and head that the adapter has and the model's folder lacks, which are
+/// those of tokens added in training, and with fused experts if the adapter is of their parameters.
 ///
 /// # Errors
 /// Those of [`read_adapter_config`]; rows that neither the model nor the adapter has.
-pub fn grow_for_adapter(config: &mut ModelConfig, dir: &Path) -> Result<(), ModelError> {
+pub fn grow_for_adapter(config: ModelConfig, dir: &Path) -> Result<ModelConfig, ModelError> {
     let lora = read_adapter_config(dir)?;
-    config.spec.fuse_experts_for(&lora);
+    let mut config = config.for_adapter(Some(&lora));
     let path = dir.join(ADAPTER_WEIGHTS_FILE);
     let whole = adapter_shapes(&path)?;
     let tables: &[&str] =
@@ -125,7 +125,7 @@ pub fn grow_for_adapter(config: &mut ModelConfig, dir: &Path) -> Result<(), Mode
         }
     }
     config.grow_vocabulary(rows);
-    Ok(())
+    Ok(config)
 }
 
 /// Checks that the adapter in `dir` can be the start of an adapter with these settings on this model: the same rank, scale and modules,

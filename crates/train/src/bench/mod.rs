@@ -19,7 +19,6 @@ use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_hwprofile::roofline::{RateSource, Rates, RooflineTime, model_flops_utilization};
 use firebrick_kernels::{BackendKind, Kernels, step_work};
-use firebrick_model::read_config;
 use firebrick_parallel::Ranks;
 use firebrick_precision::FloatType;
 
@@ -84,8 +83,7 @@ fn planned_and_measured(
     let need = if options.random_base { Need::Description } else { Need::Weights };
     let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
     let folder = config.fetch_model_on(ranks, &[], need, console)?.folder;
-    let mut model = read_config(&folder)?;
-    config.lora.iter().for_each(|lora| model.spec.fuse_experts_for(lora));
+    let model = config.read_model(&folder)?;
     let world_size = ranks.world_size();
     let documents =
         if options.documents == 1 { "one document".to_owned() } else { format!("{} documents", options.documents) };
@@ -128,7 +126,7 @@ fn measure<B: Kernels>(case: &Case<'_>) -> Result<BenchReport, RunError> {
     let source = if options.random_base { WeightSource::Synthetic } else { WeightSource::Folder };
     let mut trainer = assemble::trainer::<B>(plan, model, source, ranks.clone(), &device, &mut |_| ())?;
     // Random tokens contain no pairs of answers.
-    trainer.pairs = None;
+    trainer.settings.pairs = None;
     wait::<B>(&device)?;
     let load_s = started.elapsed().as_secs_f64();
     meter.sample();

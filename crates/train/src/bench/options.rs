@@ -5,11 +5,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use firebrick_kernels::Recompute;
 use firebrick_optim::OptimizerKind;
 use firebrick_precision::{FloatType, QuantFormat};
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::compute::Compute;
-use firebrick_trainer::config::{BackendChoice, RecomputeChoice, RunConfig, compute, from_name, to_name};
+use firebrick_trainer::config::{Auto, BackendChoice, RunConfig, compute, from_name, to_name};
 use toml::Value;
 
 /// The settings without options: QLoRA on all projections, at one learning rate, over data that is never opened.
@@ -40,8 +41,8 @@ pub struct BenchOptions {
     #[arg(long, default_value = "8", value_parser = count)]
     pub micro_batch: usize,
     /// What layers compute again in their backward: full, projections, selective or none; auto: the fastest that fits.
-    #[arg(long, default_value = "auto", value_parser = from_name::<RecomputeChoice>)]
-    pub recompute: RecomputeChoice,
+    #[arg(long, default_value = "auto", value_parser = from_name::<Auto<Recompute>>)]
+    pub recompute: Auto<Recompute>,
     /// GiB of the device's memory that the plan may use; without it, all but its reserve.
     #[arg(long)]
     pub device_memory_gib: Option<f64>,
@@ -161,7 +162,6 @@ fn count(text: &str) -> Result<usize, String> {
 mod tests {
     use clap::Parser;
     use firebrick_arch::TargetModules;
-    use firebrick_kernels::Recompute;
 
     use super::*;
 
@@ -180,7 +180,7 @@ mod tests {
     fn options_become_the_recipe_of_the_same_work() {
         let words = "--seq 512 --micro-batch 3 --recompute selective --compute fp32 --rank 8 --optimizer adamw --trace";
         let config = parse(words).unwrap().recipe(FloatType::Bf16).unwrap();
-        assert_eq!((config.max_seq_len, config.train.micro_batch_size.rows()), (512, 3));
+        assert_eq!((config.max_seq_len, config.train.micro_batch_size), (512, Auto::Given(3)));
         assert_eq!(
             (config.recompute(), config.compute()),
             (Some(Recompute::Selective), Compute::Plain(FloatType::F32))

@@ -5,6 +5,7 @@ mod command_page;
 pub(crate) mod machine;
 pub(crate) mod overview;
 pub(crate) mod ranks;
+pub(crate) mod recipes;
 pub(crate) mod text;
 pub(crate) mod timing;
 pub(crate) mod training;

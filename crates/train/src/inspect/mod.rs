@@ -78,12 +78,9 @@ pub fn inspect(config: &RunConfig, count: usize) -> Result<Inspection, RunError>
     };
     let train = data.train;
     let mut sets = vec![view(train.documents, &train.inputs, train.sources, "training data", train.location)?];
-    if let Some(documents) = data.held_out {
-        let (inputs, location) = match data.held_out_sources.is_empty() {
-            true => (&train.inputs, "held out of the training data by a hash of each record"),
-            false => (&data.held_out_inputs, "a separate set"),
-        };
-        sets.push(view(documents, inputs, data.held_out_sources, "held-out data", location.to_owned())?);
+    if let Some(set) = data.held_out {
+        let location = if set.sources.is_empty() { set.location } else { "a separate set".to_owned() };
+        sets.push(view(set.documents, &set.inputs, set.sources, "held-out data", location)?);
     }
     Ok(Inspection { name: config.name.clone(), settings, sets })
 }
@@ -180,7 +177,8 @@ fn settings(config: &RunConfig, tokenizer: &Tokenizer, data: &DataSets) -> Vec<(
 
 /// Returns a note on how the chat template uses today's date, and how to fix the date; `None` if that does not matter.
 fn date_note(tokenizer: &Tokenizer, data: &DataSets) -> Option<String> {
-    let has_chats = data.train.sources.iter().chain(&data.held_out_sources).any(|source| source.diagnosis.chats > 0);
+    let mut sources = data.held_out.iter().chain([&data.train]).flat_map(|set| &set.sources);
+    let has_chats = sources.any(|source| source.diagnosis.chats > 0);
     tokenizer.date().filter(|_| has_chats)?;
     let templates: Vec<&ChatTemplate> =
         [false, true].iter().filter_map(|&tools| tokenizer.chat_template_for(tools).ok()).collect();

@@ -12,7 +12,6 @@ use super::sample::SampleDocument;
 const RECORDS_PER_KIND: usize = 2;
 /// Maximum characters shown of a record.
 const RECORD_CHARACTERS: usize = 2000;
-/// Maximum tokens shown around a cut.
 const TOKENS_AROUND_CUT: usize = 150;
 
 /// A record with a finding.

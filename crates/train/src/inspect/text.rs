@@ -14,7 +14,6 @@ pub enum Style {
 
 /// Maximum characters shown of a row.
 const SHOWN_CHARACTERS: usize = 4000;
-/// Characters of the longest bar.
 const BAR: usize = 40;
 
 pub(super) fn render(inspection: &Inspection, style: Style) -> String {

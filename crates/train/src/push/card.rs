@@ -27,9 +27,7 @@ pub(super) struct Facts {
     pub(super) base: Option<HubId>,
     /// The base that an adapter names, if that is a path.
     pub(super) local_base: Option<String>,
-    /// Ids of datasets.
     datasets: Vec<String>,
-    /// Rank and scale of an adapter.
     lora: Option<(u64, f64)>,
 }
 

@@ -124,7 +124,6 @@ fn training(run: &RunRecord) -> Vec<Plot> {
     ]
 }
 
-/// Plots the usage of the machine.
 fn machine(run: &RunRecord) -> Vec<Plot> {
     let utilization = [
         ("GPU", "gpu_util"),

@@ -24,7 +24,6 @@ pub enum Compute {
     Auto,
 }
 
-/// The names, for messages.
 const NAMES: [&str; 5] = [FloatType::F32.name(), FloatType::Bf16.name(), FloatType::F16.name(), "fp8", "auto"];
 /// Every name that a recipe may write, for the schema.
 const ALL_NAMES: [&str; 10] = ["float32", "bfloat16", "float16", "f32", "fp32", "bf16", "f16", "fp16", "fp8", "auto"];

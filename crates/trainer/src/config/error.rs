@@ -37,24 +37,17 @@ impl fmt::Display for Place {
 
 /// The reasons why a recipe is refused. Keys are written as in `--set`: `train.learning_rate`.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // of fields, which the messages name
 pub enum ConfigError {
     /// The file could not be read.
     #[error("cannot read the recipe {}: {problem}; {help}", path.display())]
-    Read {
-        /// The path as given.
-        path: PathBuf,
-        /// The system's error.
-        problem: io::Error,
-        /// What to give instead.
-        help: String,
-    },
+    Read { path: PathBuf, problem: io::Error, help: String },
     /// Keys that do not exist, a line for each.
     #[error("{}", without_secrets(.0))]
     UnknownKeys(String),
     /// Anything else that is wrong at a place.
     #[error("{}", without_secrets(&format!("{place}: {message}")))]
     At {
-        /// The place.
         place: Place,
         /// The key if it is one, what is wrong, and what to write instead.
         message: String,
@@ -64,9 +57,7 @@ pub enum ConfigError {
     NoModel {
         /// "model", or the key of an adapter.
         what: &'static str,
-        /// Its name as typed.
         model: String,
-        /// What to write.
         help: String,
     },
 }

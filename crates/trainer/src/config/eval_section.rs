@@ -148,9 +148,9 @@ impl RunConfig {
         Interval::of(self.checkpoint.every_steps, self.checkpoint.every_epochs, DEFAULT_CHECKPOINT_STEPS)
     }
 
-    /// Returns the rows per forward pass of the evaluation.
-    pub fn eval_micro_batch_size(&self) -> usize {
-        self.eval.micro_batch_size.unwrap_or(self.train.micro_batch_size.rows())
+    /// Returns the rows per forward pass of the evaluation; `None`: those of training, which the plan decides.
+    pub fn eval_micro_batch_size(&self) -> Option<usize> {
+        self.eval.micro_batch_size.or(self.train.micro_batch_size.given())
     }
 }
 

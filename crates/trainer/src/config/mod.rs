@@ -6,20 +6,17 @@
 //! Trade-off: all unknown keys are reported together, but only the first of other problems. A library's settings use the recipe's names for their
 //! keys.
 
-mod backend_choice;
+mod auto;
 mod check;
 pub mod compute;
 mod data_section;
 mod data_source;
-mod device_budget;
 mod error;
 mod eval_section;
 mod extraction;
-mod micro_batch_size;
 pub mod other_names;
 mod preference_section;
 mod recipe;
-mod recompute_choice;
 mod schema;
 mod section;
 mod source;
@@ -39,18 +36,15 @@ use crate::metrics::{MlflowSection, WandbSection};
 use compute::Compute;
 use section::{Limited, SEED, TOKENS, Whole, section};
 
-pub use backend_choice::BackendChoice;
+pub use auto::{Auto, BackendChoice, Choice};
 pub use data_section::DataConfig;
 pub use data_source::SourceConfig;
-pub use device_budget::DeviceBudget;
 pub use error::{ConfigError, Place};
 pub use eval_section::{BestMetric, BestMode, BestSection, CheckpointConfig, EvalConfig};
 pub use extraction::Extraction;
-pub use micro_batch_size::MicroBatchSize;
 pub use preference_section::{LossType, PreferenceLoss, PreferenceSection};
-pub use recompute_choice::{DecidedMix, RecomputeChoice};
 pub use schema::{KnownKeys, json_schema, known_keys};
-pub use train_section::{Interval, RunLength, TrainConfig, Warmup};
+pub use train_section::{Interval, PlannedTrain, RunLength, TrainConfig, Warmup};
 pub use weights::{Bnb4bitSection, Mode, QuantType};
 pub use zero_stage::ZeroStage;
 
@@ -61,7 +55,7 @@ section! {
         name: String = String::new();
         /// Where tensors live and operations run: "auto", "cuda", "wgpu", "candle" or "flex". Default "auto": CUDA if there is an
         /// NVIDIA card, otherwise the fastest of the others.
-        backend: BackendChoice = BackendChoice::Auto;
+        backend: BackendChoice = Auto::Auto;
         /// Folder of the model (config.json, safetensors, tokenizer.json), relative to the working directory, or an id of the Hub:
         /// "owner/name" or "owner/name@revision". A folder wins over an id.
         model: String = String::new();

@@ -9,7 +9,6 @@ use serde::Deserialize;
 
 /// Answers, each with the names it is for.
 type Answers = BTreeMap<String, Vec<String>>;
-/// Builds an answer from its text.
 type Kind = fn(&'static str) -> Answer;
 
 #[derive(Deserialize)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use firebrick_kernels::Recompute;
 
 use crate::config::source::{Language, Source};
-use crate::config::{ConfigError, MicroBatchSize, RunConfig, RunLength, Warmup, check, schema};
+use crate::config::{ConfigError, RunConfig, RunLength, Warmup, check, schema};
 use crate::shipped;
 
 impl RunConfig {
@@ -91,10 +91,7 @@ impl RunConfig {
             config.train.gradient_accumulation = Some(self.gradient_accumulation());
         }
         config.data.train_on = Some(self.train_on());
-        // Where the plan decides the micro-batch, that of the evaluation follows it.
-        if self.train.micro_batch_size != MicroBatchSize::Auto {
-            config.eval.micro_batch_size = Some(self.eval_micro_batch_size());
-        }
+        config.eval.micro_batch_size = self.eval_micro_batch_size();
         config
     }
 }

@@ -57,7 +57,6 @@ fn remove_nulls(schema: &mut Value) {
     }
 }
 
-/// Unknown keys that a message lists.
 const MAX_LISTED: usize = 20;
 
 /// Keys by section; the keys outside of sections are under "".

@@ -5,12 +5,17 @@
 use std::fmt;
 
 /// Defines the struct of a section. A key is `name: type = default`; a [`Limit`] may follow if its value is a number. `limits` returns the keys that
-/// have one, named as in `--set`.
+/// have one, named as in `--set`. A key that a plan takes as it is ends with `=>` and an [`OnResume`](crate::chosen::OnResume): the section is then
+/// `planned as` a struct of such decisions, and the key needs no row in the plan.
 macro_rules! section {
+    ($(#[$about:meta])* pub struct $name:ident in $prefix:literal, planned as $planned:ident { $($keys:tt)* }) => {
+        $crate::config::section::section! { $(#[$about])* pub struct $name in $prefix { $($keys)* } }
+        $crate::config::section::planned! { $name $planned $prefix $($keys)* }
+    };
     (
         $(#[$about:meta])*
         pub struct $name:ident in $prefix:literal {
-            $($(#[$doc:meta])* $key:ident: $type:ty = $default:expr $(, $limit:expr)?;)*
+            $($(#[$doc:meta])* $key:ident: $type:ty = $default:expr $(, $limit:expr)? $(=> $on_resume:ident)?;)*
         }
     ) => {
         $(#[$about])*
@@ -36,6 +41,47 @@ macro_rules! section {
     };
 }
 pub(super) use section;
+
+/// Defines the decisions of a section's keys that a plan takes as they are.
+macro_rules! planned {
+    (
+        $name:ident $planned:ident $prefix:literal
+        $($(#[$doc:meta])* $key:ident: $type:ty = $default:expr $(, $limit:expr)? $(=> $on_resume:ident)?;)*
+    ) => {
+        #[doc = concat!("The decisions of the keys of [`", stringify!($name), "`] that are taken as they are.")]
+        #[derive(Clone, Debug, PartialEq, serde::Serialize)]
+        pub struct $planned {
+            $($(
+                #[doc = concat!("`", $prefix, stringify!($key), "`: [`", stringify!($on_resume), "`](OnResume).")]
+                pub $key: Chosen<$type>,
+            )?)*
+        }
+
+        impl Default for $planned {
+            fn default() -> Self {
+                Self::new(&$name::default())
+            }
+        }
+
+        impl $planned {
+            /// Each of these decisions.
+            pub(crate) const KEYS: &[KeyRow] =
+                &[$($((stringify!($key), concat!($prefix, stringify!($key)), OnResume::$on_resume),)?)*];
+
+            /// Takes the values of a section, with the reasons.
+            pub(crate) fn new(section: &$name) -> Self {
+                let default = $name::default();
+                Self {
+                    $($($key: {
+                        const _: OnResume = OnResume::$on_resume;
+                        Chosen::key(section.$key.clone(), &default.$key)
+                    },)?)*
+                }
+            }
+        }
+    };
+}
+pub(super) use planned;
 
 /// Tokens of a row, an answer, or a chunk of the loss.
 pub(super) const TOKENS: u64 = 1 << 24;

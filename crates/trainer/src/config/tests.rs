@@ -34,6 +34,7 @@ fn model_and_data_are_enough() {
     assert_eq!(config.recompute(), None);
     assert_eq!(config.compute(), Compute::Plain(FloatType::Bf16));
     assert_eq!((config.mode(), config.learning_rate()), (Mode::Lora, 2e-4));
+    assert_eq!(read(SMALLEST, &["train.recompute=selective"]).unwrap().recompute(), Some(Recompute::Selective));
 }
 
 #[test]
@@ -96,10 +97,10 @@ fn a_yaml_recipe_is_the_same_as_its_toml() {
                 grad_checkpointing = true\noptimizer = 'paged_adamw_8bit'\nbf16 = true\nmicro_batch_size = 8\n\
                 gradient_accumulation = 6\nsteps = 3\n";
     assert_eq!(config, read(toml, &[]).unwrap());
-    assert_eq!((config.mode(), config.rows_per_step()), (Mode::Qlora, 48));
+    assert_eq!((config.mode(), config.rows_per_step(1)), (Mode::Qlora, 48));
     assert_eq!(config.train.optimizer, OptimizerKind::PagedAdamW8bit);
     // The same with the adapter's section written out.
-    assert_eq!(read(&format!("{toml}[lora]\n"), &[]).unwrap().rows_per_step(), 48);
+    assert_eq!(read(&format!("{toml}[lora]\n"), &[]).unwrap().rows_per_step(1), 48);
 
     let refused = |text: &str| {
         fs::write(&file, text).unwrap();
@@ -126,13 +127,15 @@ fn written_out_recipe_reads_back_the_same() {
         "data.roles_to_train=['assistant', 'tool']",
         "data.split='dev'",
     ];
-    let shapes: [(&str, &[&str]); 7] = [
+    let shapes: [(&str, &[&str]); 9] = [
         (SMALLEST, &data_keys),
         (SMALLEST, &[]),
         ("model='m'\n[lora]\ntarget=['q_proj']\n[bnb_4bit]\n[data]\npath='d'\n[train]\nsteps=3\nwarmup_steps=1\n", &[]),
         (SMALLEST, &["train.recompute=none", "data.format=text", "mode=full", "lora="]),
         (SMALLEST, &["eval.every_epochs=0.5", "data.eval_fraction=0.1", "eval.on_start=false", "train.min_lr=1e-6"]),
         (SEVERAL, &["data.eval_sources=[{path='e', split='test'}]", "data.overflow=split", "data.train_on=last"]),
+        (SMALLEST, &["preference={loss='orpo'}", "train.recompute=selective", "train.grad_checkpointing=false"]),
+        (SMALLEST, &["train.router_aux_loss=true", "train.router_aux_loss_coef=1"]),
         (SMALLEST, &["eval.prompts=['a \"b\"', 'c\\d']", "data.eval_fraction=0.1", "train.learning_rate=1e-5"]),
     ];
     for (text, overrides) in shapes {
@@ -264,25 +267,21 @@ fn unknown_value_lists_the_allowed_ones_and_the_nearest() {
 }
 
 #[test]
-fn a_weight_of_the_loss_that_balances_experts_needs_that_loss() {
-    let on = "train.router_aux_loss=true";
-    let train = read(SMALLEST, &[on, "train.router_aux_loss_coef=1"]).unwrap().train;
-    assert_eq!((train.router_aux_loss, train.router_aux_loss_coef), (true, Some(1.0)));
-    let cases = [
-        (&["train.router_aux_loss_coef=1"][..], "router_aux_loss = true"),
-        (&[on, "train.router_aux_loss_coef=-1"], "0 or more"),
-    ];
-    for (overrides, part) in cases {
-        let message = refusal(SMALLEST, overrides);
-        assert!(message.contains("train.router_aux_loss_coef") && message.contains(part), "{message}");
-    }
+fn the_base_is_the_reference_only_of_an_adapter_that_starts_at_zero() {
+    let precomputed = |overrides: &[&str]| {
+        read(SMALLEST, &[&["preference={}"], overrides].concat()).unwrap().reference_is_precomputed_always()
+    };
+    assert!(!precomputed(&[]) && !precomputed(&["bnb_4bit={}"]) && !precomputed(&["base=nvfp4", "lora="]));
+    assert!(precomputed(&["mode=full", "lora="]));
+    assert!(precomputed(&["lora.init_from=a"]) && precomputed(&["lora.modules_to_save=['lm_head']"]));
+    assert!(precomputed(&["data.new_tokens=['<x>']"]) && precomputed(&["data.new_special_tokens=['<x>']"]));
 }
 
 #[test]
-fn selective_recompute_agrees_with_no_gradient_checkpointing() {
-    assert_eq!(read(SMALLEST, &["train.recompute=selective"]).unwrap().recompute(), Some(Recompute::Selective));
-    let both = ["train.recompute=selective", "train.grad_checkpointing=false"];
-    assert_eq!(read(SMALLEST, &both).unwrap().recompute(), Some(Recompute::Selective));
+fn rates_of_pairs_are_lower_than_those_of_texts() {
+    let rate = |overrides: &[&str]| read(SMALLEST, overrides).unwrap().learning_rate();
+    assert_eq!((rate(&["preference={}"]), rate(&["preference={}", "mode=full", "lora="])), (1e-5, 1e-6));
+    assert_eq!((rate(&[]), rate(&["preference={}", "train.learning_rate=3e-5"])), (2e-4, 3e-5));
 }
 
 #[test]
@@ -444,6 +443,25 @@ fn impossible_combinations_are_refused_with_the_way_out() {
         (&["name=a/b"], "name: must be usable as a folder name"),
         (&["model=''"], "model: is empty"),
         (&["data.path=''"], "data.path: is empty"),
+        (&["preference={beta=0}"], "preference.beta"),
+        (&["preference={label_smoothing=0.5}"], "below 0.5"),
+        (&["preference={label_smoothing=0.1, loss_type='hinge'}"], "smooth labels"),
+        (&["preference={loss='orpo', rpo_alpha=1}"], "is a key of DPO"),
+        (&["preference={loss='orpo', loss_type='ipo'}"], "is a key of DPO"),
+        (&["preference={prompt_loss=false}"], "is a key of ORPO"),
+        (&["preference={loss='orpo', precompute_ref_log_probs=true}"], "ORPO has no reference"),
+        (&["preference={precompute_ref_log_probs=false}", "mode=full", "lora="], "could not be computed any more"),
+        (&["preference={precompute_ref_log_probs=false}", "data.new_tokens=['<x>']"], "tokens of its own"),
+        (&["preference={}", "data.format=chat"], "trains on pairs of answers"),
+        (&["preference={}", "data.train_on=all"], "compares answers"),
+        (&["preference={}", "data.overflow=split"], "never divided"),
+        (&["preference={}", "eval.exact_match_prompts=3", "data.eval_fraction=0.1"], "no reference answers"),
+        (&["data.format=preference"], "add the section [preference]"),
+        (&["train.router_aux_loss_coef=1"], "train.router_aux_loss_coef: is the weight of a loss"),
+        (
+            &["train.router_aux_loss=true", "train.router_aux_loss_coef=-1"],
+            "train.router_aux_loss_coef: must be 0 or more",
+        ),
     ];
     for (overrides, piece) in cases {
         let message = refusal(SMALLEST, overrides);
@@ -498,7 +516,10 @@ fn h100_recipe_holds_the_values_of_published() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/h100.toml");
     let config = RunConfig::load(&path, &[]).unwrap();
     let train = &config.train;
-    assert_eq!((train.micro_batch_size.rows(), config.gradient_accumulation(), config.rows_per_step()), (3, 16, 48));
+    assert_eq!(
+        (train.micro_batch_size, config.gradient_accumulation(), config.rows_per_step(1)),
+        (Auto::Given(3), 16, 48)
+    );
     assert_eq!((config.pack, config.max_seq_len), (true, 4096));
     assert_eq!(train.optimizer, OptimizerKind::PagedAdamW8bit);
     assert_eq!(config.recompute(), None, "the fastest that fits");

@@ -3,10 +3,9 @@
 use firebrick_kernels::Recompute;
 use firebrick_optim::{OptimizerKind, ScheduleKind};
 
+use crate::chosen::{Chosen, KeyRow, OnResume};
+use crate::config::auto::Auto;
 use crate::config::compute::Compute;
-use crate::config::device_budget::DeviceBudget;
-use crate::config::micro_batch_size::MicroBatchSize;
-use crate::config::recompute_choice::RecomputeChoice;
 use crate::config::section::{
     AboveZero, BelowOne, COUNT, EPOCHS, FACTOR, ROWS, Rule, TOKENS, Whole, ZeroOrMore, rule, rules, section,
 };
@@ -14,7 +13,6 @@ use crate::config::weights::Mode;
 use crate::config::zero_stage::ZeroStage;
 use crate::config::{Init, RunConfig};
 
-/// Micro-batches of a step.
 const MICRO_BATCHES: u64 = 1 << 20;
 const MICRO_BATCH_TOKENS: u64 = 1 << 32;
 /// The fraction of a run that warms up if the recipe does not set it and the rate decreases afterwards.
@@ -28,7 +26,7 @@ const PAIRS_RATES: [f64; 2] = [1e-5, 1e-6];
 
 section! {
     /// `[train]`: the training step and the number of steps.
-    pub struct TrainConfig in "train." {
+    pub struct TrainConfig in "train.", planned as PlannedTrain {
         /// An older way to write `compute`: true is "bfloat16", false is "float32". It may be written as long as the two agree.
         /// Default: absent.
         bf16: Option<bool> = None;
@@ -40,7 +38,7 @@ section! {
         /// "selective" (also false): save the outputs of matrix multiplications and attention, compute norms and activation functions again.
         /// "auto": the fastest of these that fits, decided together with `offload` and `kept_weights_gib` where those are left open. The plan says
         /// which, and what the others would cost; a resumed run goes on with it. Default: what `grad_checkpointing` says, else "auto".
-        recompute: Option<RecomputeChoice> = None;
+        recompute: Option<Auto<Recompute>> = None;
         /// Plan for an accelerator with this many GiB, to share one, or to try what a smaller one would do. Default: all that it has.
         device_memory_gib: Option<f64> = None, AboveZero(FACTOR);
         /// With `recompute = "full"` or `"projections"`: keep what layers save in pinned host memory, copied there and back while other work
@@ -52,11 +50,11 @@ section! {
         optimizer: OptimizerKind = OptimizerKind::AdamW;
         /// With "paged_adamw_8bit" on CUDA: GiB of optimizer state that stay on the device; the rest waits in pinned host memory and
         /// is copied there and back in each step. "auto": as much as fits. Other backends page nothing. Default "auto".
-        optimizer_device_gib: DeviceBudget = DeviceBudget::Auto;
+        optimizer_device_gib: Auto<f64> = Auto::Auto;
         /// On CUDA with a quantized base: GiB of weights that stay on the device as GEMMs read them (in the compute format, or in 8 bits with
         /// compute = "fp8") instead of being written again in every pass; all of them take two bytes per parameter of the layers'
         /// projections. A number, or "auto": what fits. Default "auto".
-        kept_weights_gib: DeviceBudget = DeviceBudget::Auto;
+        kept_weights_gib: Auto<f64> = Auto::Auto;
         /// On CUDA: whether the algorithm of each large GEMM is chosen by measuring it, in the first step, which then takes 5 to 15 s longer.
         /// Choices are kept on disk for this card and library, and used whenever this is not false. Default: true where the run is
         /// planned to take ten minutes or more.
@@ -67,7 +65,7 @@ section! {
         zero_stage: ZeroStage = ZeroStage::NONE;
         /// Rows per forward and backward pass. "auto", with `rows_per_step`: the fastest division of a step that the plan says fits, decided
         /// together with `recompute`; nothing is tried. Default 1.
-        micro_batch_size: MicroBatchSize = MicroBatchSize::Rows(1), Whole(1, ROWS);
+        micro_batch_size: Auto<usize> = Auto::Given(1), Whole(1, ROWS);
         /// Micro-batches per step. Default: what `rows_per_step` needs, or 1.
         gradient_accumulation: Option<usize> = None, Whole(1, MICRO_BATCHES);
         /// Rows per step over all ranks, instead of `gradient_accumulation`, which follows from it. Default: absent.
@@ -85,15 +83,15 @@ section! {
         /// 0.03, and 0 for the schedule "constant".
         warmup_ratio: Option<f64> = None, BelowOne;
         /// Decoupled weight decay. Default 0.
-        weight_decay: f64 = 0.0, ZeroOrMore(FACTOR);
+        weight_decay: f64 = 0.0, ZeroOrMore(FACTOR) => MayChange;
         /// Decay of the first moment. Default 0.9.
-        adam_beta1: f64 = 0.9, BelowOne;
+        adam_beta1: f64 = 0.9, BelowOne => MayChange;
         /// Decay of the second moment. Default 0.999.
-        adam_beta2: f64 = 0.999, BelowOne;
+        adam_beta2: f64 = 0.999, BelowOne => MayChange;
         /// Added to the root of the second moment. Default 1e-8.
-        adam_epsilon: f64 = 1e-8, AboveZero(1.0);
+        adam_epsilon: f64 = 1e-8, AboveZero(1.0) => MayChange;
         /// Gradients are scaled down to this global norm; 0 turns it off. Default 1.
-        max_grad_norm: f64 = 1.0, ZeroOrMore(1e12);
+        max_grad_norm: f64 = 1.0, ZeroOrMore(1e12) => MayChange;
         /// Passes over the data; may be a fraction. Default 1 if `steps` is absent.
         epochs: Option<f64> = None, AboveZero(EPOCHS);
         /// Optimizer steps, instead of `epochs`. Default: absent.
@@ -202,19 +200,22 @@ impl RunConfig {
     /// Returns what the backward pass of a layer recomputes; `None`: the plan decides.
     pub fn recompute(&self) -> Option<Recompute> {
         match (self.train.recompute, self.train.grad_checkpointing) {
-            (Some(choice), _) => choice.fixed(),
+            (Some(choice), _) => choice.given(),
             (None, Some(false)) => Some(Recompute::None),
             (None, Some(true)) => Some(Recompute::Full),
             (None, None) => None,
         }
     }
 
-    /// Returns the rows per step of one rank: its effective batch.
-    pub fn rows_per_step(&self) -> usize {
-        self.train.micro_batch_size.rows() * self.gradient_accumulation()
+    /// Returns the rows per step of so many ranks: their effective batch. A micro-batch that is "auto" comes with `rows_per_step`.
+    pub fn rows_per_step(&self, ranks: usize) -> usize {
+        self.train.rows_per_step.unwrap_or_else(|| {
+            let rows = self.train.micro_batch_size.given().expect("a rule asks for rows_per_step next to \"auto\"");
+            rows * self.gradient_accumulation() * ranks
+        })
     }
 
-    /// Returns the micro-batches per step, where the recipe says them or they have been decided.
+    /// Returns the micro-batches per step, where the recipe says them.
     pub fn gradient_accumulation(&self) -> usize {
         self.train.gradient_accumulation.unwrap_or(1)
     }
@@ -228,18 +229,19 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let recompute_agrees = train
         .grad_checkpointing
         .zip(train.recompute)
-        .is_none_or(|(checkpointing, choice)| choice.fixed().is_some_and(|of| of.repeats_gemms() == checkpointing));
-    let micro_batch = |key: &'static str, rows: usize| {
+        .is_none_or(|(checkpointing, choice)| choice.given().is_some_and(|of| of.repeats_gemms() == checkpointing));
+    let micro_batch = |key: &'static str, rows: Option<usize>| {
+        let rows = rows.unwrap_or_default();
         let tokens = (rows as u64).saturating_mul(config.max_seq_len as u64);
         let problem = format!("{rows} rows of {} tokens are more than {MICRO_BATCH_TOKENS}", config.max_seq_len);
         rule(tokens <= MICRO_BATCH_TOKENS, key, problem, "write fewer rows, or a smaller max_seq_len")
     };
     let mut rules = vec![
-        micro_batch("train.micro_batch_size", train.micro_batch_size.rows()),
+        micro_batch("train.micro_batch_size", train.micro_batch_size.given()),
         micro_batch("eval.micro_batch_size", config.eval_micro_batch_size()),
     ];
     rules.extend(rules! {
-        "train.micro_batch_size": train.micro_batch_size != MicroBatchSize::Auto || train.rows_per_step.is_some(),
+        "train.micro_batch_size": train.micro_batch_size != Auto::Auto || train.rows_per_step.is_some(),
             "is \"auto\", and nothing says how many rows there are per step" =>
             "write train.rows_per_step, such as 64, or a number of rows";
         "train.zero_stage": stage.exists(),

@@ -242,7 +242,6 @@ fn error(span: Span, message: &str) -> YamlError {
     YamlError { line: span.start.line(), message: message.to_owned() }
 }
 
-/// Refuses tags.
 fn untagged(has_tag: bool, span: Span) -> Result<(), YamlError> {
     match has_tag {
         false => Ok(()),

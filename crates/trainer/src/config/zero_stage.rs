@@ -2,15 +2,15 @@
 //!
 //! Trade-off: a stage that does not exist can be read; the check of the recipe then refuses it like any number outside its range.
 
-use std::borrow::Cow;
 use std::fmt;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What is divided over ranks. Each stage divides what the one before it divides, and more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
+#[schemars(inline)]
 pub struct ZeroStage(u8);
 
 impl ZeroStage {
@@ -47,21 +47,6 @@ impl ZeroStage {
 impl fmt::Display for ZeroStage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}", self.0)
-    }
-}
-
-/// Has the schema of its number.
-impl JsonSchema for ZeroStage {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        u8::schema_name()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        u8::json_schema(generator)
     }
 }
 

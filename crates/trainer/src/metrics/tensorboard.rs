@@ -92,7 +92,6 @@ fn new_file(folder: &Path) -> Result<(File, PathBuf), StorageError> {
     }
 }
 
-/// Returns the seconds since 1970.
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }

@@ -71,7 +71,6 @@ const VALUE: u32 = 16;
 #[derive(Debug)]
 pub struct Wandb {
     log: TransactionLog,
-    /// The folder of the log.
     folder: PathBuf,
     records: u64,
     /// The row that may still get numbers.
@@ -315,7 +314,6 @@ fn earlier_logs(home: &Path) -> Vec<PathBuf> {
     logs
 }
 
-/// Returns ID of `run-ID.wandb`.
 fn run_id_of(log: &Path) -> Option<String> {
     Some(log.file_name()?.to_str()?.strip_prefix("run-")?.strip_suffix(".wandb")?.to_owned())
 }

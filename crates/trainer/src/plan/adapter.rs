@@ -7,13 +7,14 @@
 
 use std::path::PathBuf;
 
-use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, Role};
+use firebrick_arch::{LoraConfig, ModelSpec, Role};
 use firebrick_kernels::{BackendKind, BaseStorage, PairPasses, TrainingShape};
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use serde::Serialize;
 
 use crate::config::{PreferenceLoss, PreferenceSection, RunConfig};
 use crate::error::RunError;
+use crate::plan::wish::Wish;
 use crate::plan::{Chosen, Made};
 
 /// The source of the reference's log-probabilities.
@@ -65,7 +66,7 @@ fn check_widths(format: QuantFormat, spec: &ModelSpec) -> Result<(), RunError> {
 
 /// Returns the adapter; without one every weight trains.
 pub(super) fn lora(made: &Made<'_>) -> Chosen<Option<LoraConfig>> {
-    let why = if made.config.lora.is_some() { "[lora]" } else { "mode = \"full\"" };
+    let why = if made.wish.lora.is_some() { "[lora]" } else { "mode = \"full\"" };
     Chosen::new(made.training.lora.clone(), why)
 }
 
@@ -74,7 +75,7 @@ pub(super) fn trained_parameters(made: &Made<'_>) -> Chosen<u64> {
     let Made { trained, .. } = made;
     let count: u64 = trained.iter().map(|tensor| tensor.elements() as u64).sum();
     let Some(lora) = &made.training.lora else { return Chosen::new(count, "all of them") };
-    let (rank, total) = (lora.r, made.model.spec.parameters());
+    let (rank, total) = (lora.r, made.wish.model.spec.parameters());
     let share = 100.0 * count as f64 / total as f64;
     let kind = if lora.use_dora { "DoRA" } else { "LoRA" };
     let whole = trained.iter().filter(|tensor| !matches!(tensor.role, Role::LoraA | Role::LoraB | Role::LoraMagnitude));
@@ -106,7 +107,8 @@ pub(super) fn init_from(config: &RunConfig) -> Chosen<Option<PathBuf>> {
 }
 
 /// Returns the tokens that the recipe adds; `None` if it adds none.
-pub(super) fn new_tokens(config: &RunConfig, model: &ModelConfig) -> Option<Chosen<Vec<String>>> {
+pub(super) fn new_tokens(wish: &Wish<'_>) -> Option<Chosen<Vec<String>>> {
+    let Wish { recipe: config, model, .. } = wish;
     let (first, last) = (model.new_tokens.first()?, model.new_tokens.last()?);
     let (stored, rows) = (model.stored_vocab_size, model.spec.vocab_size);
     let tables = match rows == stored {

@@ -50,7 +50,7 @@ pub(super) fn decide(
         training.evaluation.answers.push(answers);
         training
     };
-    let whole = (config.eval_micro_batch_size() * data.row_len).max(longest);
+    let whole = (config.eval.micro_batch_size.unwrap_or(training.micro_batch_size) * data.row_len).max(longest);
     let needed = case.bytes(&training);
     let mut tokens = whole;
     while tokens > longest && case.bytes(&with(tokens)) > needed {

@@ -6,8 +6,8 @@ use firebrick_hwprofile::{Gpu, HardwareProfile};
 use firebrick_kernels::{BackendKind, Recompute};
 use firebrick_precision::FloatType;
 
-use crate::config::BackendChoice;
 use crate::config::compute::Compute;
+use crate::config::{Auto, BackendChoice};
 use crate::error::RunError;
 use crate::plan::Chosen;
 
@@ -20,8 +20,8 @@ pub fn choose_backend(choice: BackendChoice, profile: &HardwareProfile) -> Resul
         return Ok(chosen);
     }
     match choice {
-        BackendChoice::Auto => choose_automatically(profile),
-        BackendChoice::Named(backend) => {
+        Auto::Auto => choose_automatically(profile),
+        Auto::Given(backend) => {
             check(backend)?;
             Ok(Chosen::new(backend, "the recipe names it"))
         }
@@ -44,7 +44,7 @@ fn for_named_machine(choice: BackendChoice, profile: &HardwareProfile) -> Option
         ),
     };
     let other = match choice {
-        BackendChoice::Named(named) if named != backend => format!(" (the recipe names {named})"),
+        Auto::Given(named) if named != backend => format!(" (the recipe names {named})"),
         _ => String::new(),
     };
     Some(Chosen::new(backend, why + &other))

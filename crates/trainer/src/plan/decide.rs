@@ -1,65 +1,61 @@
 //! Decisions that are made in order, since each counts the memory that the earlier ones need, and small ones that need no separate file.
 
 use firebrick_arch::{LongRopeFactors, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
+use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::memory::human_bytes;
-use firebrick_kernels::{TrainingShape, step_work};
+use firebrick_kernels::step_work;
 
 use crate::config::{RunConfig, ZeroStage};
 use crate::error::RunError;
 use crate::plan::backend::{activations, choose_backend};
-use crate::plan::inputs::{DataShape, PlanInputs};
-use crate::plan::{Chosen, Made, adapter, disk, divided, fit, forecast, fp8, mix, schedule, shapes};
+use crate::plan::inputs::PlanRequest;
+use crate::plan::micro_batch::Rows;
+use crate::plan::wish::{Wish, bytes};
+use crate::plan::{Chosen, Made, adapter, disk, fit, forecast, mix, schedule, shapes};
 
 impl<'a> Made<'a> {
-    pub(super) fn of(inputs: PlanInputs<'a>) -> Result<Self, RunError> {
-        let PlanInputs { config, profile, model, data, world_size, request } = inputs;
+    /// Decides everything about a run whose steps have these rows.
+    pub(super) fn of(
+        wish: &'a Wish<'a>,
+        profile: &'a HardwareProfile,
+        request: &PlanRequest,
+        rows: Rows,
+    ) -> Result<Self, RunError> {
+        let &Wish { recipe: config, model, data, world_size, .. } = wish;
         let (spec, zero_stage) = (&model.spec, config.train.zero_stage);
-        let accumulation = config.gradient_accumulation();
 
         let backend = choose_backend(config.backend, profile)?;
-        let may_offload = config.train.offload != Some(false);
-        let limit = config.train.device_memory_gib.map(|gib| (gib * (1u64 << 30) as f64) as u64);
+        let (limit, may_offload) = (config.train.device_memory_gib.map(bytes), wish.may_offload());
         let (backend_kind, room) = (backend.value, fit::Room::Free);
         let case = fit::Case { profile, backend: backend_kind, spec, may_offload, ranks: world_size, limit, room };
         let compute = activations(config.compute(), backend.value, case.hardware())?;
-        let lora = shapes::lora(config);
-        let trained = shapes::trained_tensors(spec, lora.as_ref())?;
-        // Optimizer state of one rank: that of all trained tensors, unless ranks divide it.
-        let stated = shapes::largest_share(config, &trained, world_size);
-
-        let training = shapes::training(config, model, compute.value, backend.value, data, &stated);
-        let divided = divided::divided_bytes(zero_stage, world_size, spec, training.storage(), &trained);
-        let (shared_bytes, has_wgmma) = (case.shared_bytes(), case.has_wgmma());
-        let training = TrainingShape { divided, shared_bytes, has_wgmma, ..training };
-        let gemms = fp8::gemms(config.compute(), &case, &training)?;
-        let training = TrainingShape { gemms: gemms.value, ..training };
-        let base = adapter::base(config, spec, training.base)?;
+        let trained = shapes::trained_tensors(spec, wish.lora.as_ref())?;
+        let (basis, gemms) = shapes::Basis::new(wish, &case, compute.value, &trained, rows.micro_batch_size.value)?;
+        let base = adapter::base(config, spec, basis.base)?;
         let router_aux_loss = router_aux_loss(config, model)?;
-        let (mix, training) = mix::decide(&case, mix::Given { config, data, stated: &stated }, training);
+        let (mix, training) = mix::decide(&case, &basis);
 
-        let (estimate, forced) = fit::check(&case, &training, accumulation, request.force)?;
-        let smaller = fit::next_smaller(&case, &training, accumulation);
-        let steps = schedule::steps(config, data, world_size);
+        let (estimate, forced) = fit::check(&case, &training, rows.accumulation, request.force)?;
+        let smaller = fit::next_smaller(&case, &training, rows.accumulation);
+        let per_step = rows.of_rank() * world_size;
+        let steps = schedule::steps(config, data.rows, per_step);
         let extent = forecast::Extent {
             steps: steps.value,
-            micro_batches: accumulation,
+            micro_batches: rows.accumulation,
             world_size,
             zero_stage,
             documents_per_row: data.documents_per_row,
             price_per_hour: request.price_per_hour,
         };
         let forecast = forecast::forecast(&case, &training, &estimate, extent);
-        let every = schedule::whole_steps(config.checkpoint_interval(), config, data, world_size);
+        let every = schedule::whole_steps(config.checkpoint_interval(), data.rows, per_step);
         let saves = disk::Saves { steps: steps.value, every, keep: config.checkpoint.keep };
         let disk = disk::decide(config, model, &trained, &saves);
-        let default = config.with_default_keys();
         Ok(Self {
-            config,
-            default,
+            wish,
+            default: config.with_default_keys(),
             profile,
-            model,
-            data,
-            world_size,
+            rows,
             case,
             trained,
             training,
@@ -77,12 +73,17 @@ impl<'a> Made<'a> {
             disk,
         })
     }
+
+    /// Returns the rows per step over all ranks.
+    pub(super) fn rows_per_step(&self) -> usize {
+        self.rows.of_rank() * self.wish.world_size
+    }
 }
 
 /// Returns a text with each format's share of the operations.
 pub(super) fn arithmetic(made: &Made<'_>) -> Chosen<String> {
-    let Made { case, training, data, .. } = made;
-    let document_tokens = training.row_len as f64 / data.documents_per_row.max(1) as f64;
+    let Made { case, training, wish, .. } = made;
+    let document_tokens = training.row_len as f64 / wish.data.documents_per_row.max(1) as f64;
     let fp8 = step_work(case.spec, training, 1, document_tokens).fp8_share();
     if fp8 == 0.0 {
         return Chosen::new(format!("100 % {}", training.compute), "all GEMMs, and attention");
@@ -95,7 +96,7 @@ pub(super) fn arithmetic(made: &Made<'_>) -> Chosen<String> {
 }
 
 pub(super) fn attention(made: &Made<'_>) -> Option<Chosen<String>> {
-    let [kernels, why] = made.backend.value.capped_attention(&made.model.spec)?;
+    let [kernels, why] = made.backend.value.capped_attention(&made.wish.model.spec)?;
     Some(Chosen::new(kernels, why))
 }
 
@@ -126,7 +127,7 @@ fn router_aux_loss(config: &RunConfig, model: &ModelConfig) -> Result<Option<Cho
 
 /// Says how experts are computed; `None` if there are none.
 pub(super) fn experts(made: &Made<'_>) -> Option<Chosen<String>> {
-    let spec = &made.model.spec;
+    let spec = &made.wish.model.spec;
     let (count, top_k) = spec.layers.iter().find_map(|layer| match layer.mlp {
         MlpSpec::Experts { count, top_k, .. } => Some((count, top_k)),
         MlpSpec::Gated { .. } => None,
@@ -171,7 +172,7 @@ pub(super) fn long_rope(config: &RunConfig, spec: &ModelSpec) -> Option<Chosen<&
 }
 
 pub(super) fn row_len(made: &Made<'_>) -> Chosen<usize> {
-    let Made { config, data, .. } = made;
+    let Wish { recipe: config, data, .. } = made.wish;
     let how = match (config.pack, config.preference.is_some()) {
         (true, false) => "packed",
         (true, true) => "packed, both answers of a pair in one row",
@@ -182,7 +183,7 @@ pub(super) fn row_len(made: &Made<'_>) -> Chosen<usize> {
 }
 
 pub(super) fn ranks(made: &Made<'_>) -> Chosen<usize> {
-    let why = match (made.world_size, made.config.train.zero_stage) {
+    let why = match (made.wish.world_size, made.wish.recipe.train.zero_stage) {
         (1, _) => "one process",
         (_, stage) if stage.divides_weights() => {
             "each has its own rows of every step and a share of the model; gradients are summed over all. What follows is per rank"
@@ -191,45 +192,45 @@ pub(super) fn ranks(made: &Made<'_>) -> Chosen<usize> {
             "each has the whole model and its own rows of every step; gradients are summed over all. What follows is per rank"
         }
     };
-    Chosen::new(made.world_size, why)
+    Chosen::new(made.wish.world_size, why)
 }
 
 pub(super) fn zero_stage(made: &Made<'_>) -> Chosen<ZeroStage> {
-    let stage = made.config.train.zero_stage;
+    let stage = made.wish.recipe.train.zero_stage;
     let divided = match stage {
         ZeroStage::NONE => return Chosen::new(ZeroStage::NONE, "every rank has all of the optimizer's state"),
         ZeroStage::STATE => "the optimizer's state is",
         ZeroStage::GRADIENTS => "the optimizer's state and the gradients are",
         _ => "the optimizer's state, the gradients and the weights of the layers are",
     };
-    match made.world_size {
+    match made.wish.world_size {
         1 => Chosen::new(ZeroStage::NONE, "one rank has everything, whatever train.zero_stage says"),
         ranks => Chosen::new(stage, format!("{divided} divided over {ranks} ranks, by parameter")),
     }
 }
 
-pub(super) fn eval_micro_batch_size(config: &RunConfig) -> Chosen<usize> {
-    let rows = config.eval_micro_batch_size();
-    Chosen::new(
-        rows,
-        if rows == config.train.micro_batch_size.rows() { "as train.micro_batch_size" } else { "the recipe" },
-    )
+pub(super) fn eval_micro_batch_size(made: &Made<'_>) -> Chosen<usize> {
+    let own = made.rows.micro_batch_size.value;
+    let rows = made.wish.recipe.eval.micro_batch_size.unwrap_or(own);
+    Chosen::new(rows, if rows == own { "as train.micro_batch_size" } else { "the recipe" })
 }
 
 pub(super) fn loss_chunk(made: &Made<'_>) -> Chosen<usize> {
-    let vocab_size = made.model.spec.vocab_size;
+    let vocab_size = made.wish.model.spec.vocab_size;
     let why = format!("logits over {vocab_size} tokens never exist for more positions at a time");
-    Chosen::new(made.config.train.loss_chunk_tokens, why)
+    Chosen::new(made.wish.recipe.train.loss_chunk_tokens, why)
 }
 
 pub(super) fn max_positions(made: &Made<'_>) -> Chosen<usize> {
-    let positions = made.data.row_len.max(made.config.max_seq_len) + made.config.eval.max_new_tokens;
+    let Wish { recipe: config, data, .. } = made.wish;
+    let positions = data.row_len.max(config.max_seq_len) + config.eval.max_new_tokens;
     Chosen::new(positions, "the longest row and an answer after it")
 }
 
-pub(super) fn prompts_are_chats(data: &DataShape) -> Chosen<bool> {
-    let why = if data.has_chats { "the data are chats" } else { "the data are plain texts" };
-    Chosen::new(data.has_chats, why)
+pub(super) fn prompts_are_chats(made: &Made<'_>) -> Chosen<bool> {
+    let has_chats = made.wish.data.has_chats;
+    let why = if has_chats { "the data are chats" } else { "the data are plain texts" };
+    Chosen::new(has_chats, why)
 }
 
 pub(super) fn memory_budget(Made { case, estimate, .. }: &Made<'_>) -> Chosen<u64> {

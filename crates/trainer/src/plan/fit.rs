@@ -137,7 +137,6 @@ impl Case<'_> {
     }
 }
 
-/// A memory that is too small.
 struct Shortage<'e> {
     needed: u64,
     free: u64,
@@ -325,11 +324,8 @@ fn smaller(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> Ve
 
 #[cfg(test)]
 mod tests {
-    use firebrick_precision::FloatType;
-
     use super::*;
     use crate::plan::fixtures::Example;
-    use crate::plan::shapes;
 
     impl Example {
         fn check(&self, force: bool) -> Result<(MemoryEstimate, Option<Chosen<bool>>), RunError> {
@@ -427,10 +423,8 @@ mod tests {
         let full = ["mode=full", "lora=", "bnb_4bit=", "train.optimizer=adamw", "train.micro_batch_size=1"];
         let example = Example::new(&full, 80, 512);
         let advice = |backend| {
-            let trained = example.trained();
-            let training =
-                shapes::training(&example.config, &example.model, FloatType::Bf16, backend, &example.data, &trained);
-            other_runs(&Case { backend, ..example.case() }, &training)
+            let case = Case { backend, ..example.case() };
+            other_runs(&case, &example.training_in(&case))
         };
         assert!(advice(BackendKind::Cuda).contains("adamw_8bit") && advice(BackendKind::Flex).contains("adamw_8bit"));
         assert!(!advice(BackendKind::Wgpu).contains("adamw_8bit"), "{}", advice(BackendKind::Wgpu));

@@ -7,7 +7,7 @@ use std::path::Path;
 use firebrick_arch::{ModelConfig, TensorSpec};
 use firebrick_hwprofile::spec::Maker;
 use firebrick_hwprofile::{AcceleratorSpec, Gpu, HardwareProfile};
-use firebrick_kernels::{BackendKind, TrainingShape};
+use firebrick_kernels::{BackendKind, Recompute, TrainingShape};
 use firebrick_precision::FloatType;
 
 use crate::config::RunConfig;
@@ -16,7 +16,9 @@ use crate::error::RunError;
 #[cfg(feature = "flex")]
 use crate::plan::Plan;
 use crate::plan::fit::{Case, Room};
-use crate::plan::{DataShape, PlanInputs, PlanRequest, shapes};
+use crate::plan::shapes::{self, Basis};
+use crate::plan::wish::Wish;
+use crate::plan::{DataShape, PlanInputs, PlanRequest, backend};
 
 /// The config.json of Llama-3.1-8B.
 pub(super) const LLAMA_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256,
@@ -31,7 +33,6 @@ pub(super) const TINY: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_
     "max_position_embeddings": 128, "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu",
     "tie_word_embeddings": true}"#;
 
-/// The recipe of an [`Example`].
 const RECIPE: &str = "model='m'\nmax_seq_len=4096\n[bnb_4bit]\n[lora]\n[data]\npath='d'\n[train]\n\
                       optimizer='adamw_8bit'\nmicro_batch_size=8\n";
 
@@ -66,7 +67,8 @@ pub(super) fn inputs<'a>(
     model: &'a ModelConfig,
     data: &'a DataShape,
 ) -> PlanInputs<'a> {
-    const NOTHING: PlanRequest = PlanRequest { machine: None, force: false, price_per_hour: None, local_ranks: 0 };
+    const NOTHING: PlanRequest =
+        PlanRequest { machine: None, force: false, price_per_hour: None, local_ranks: 0, decided: None };
     PlanInputs { config, profile, model, data, world_size: 1, request: &NOTHING }
 }
 
@@ -118,16 +120,32 @@ impl Example {
         Case { profile, backend: BackendKind::Cuda, spec, may_offload, ranks: 1, limit: None, room }
     }
 
-    #[cfg(feature = "flex")]
     pub(super) fn inputs(&self) -> PlanInputs<'_> {
         inputs(&self.config, &self.profile, &self.model, &self.data)
     }
 
+    pub(super) fn wish(&self) -> Wish<'_> {
+        Wish::new(&self.inputs()).unwrap()
+    }
+
     pub(super) fn trained(&self) -> Vec<TensorSpec> {
-        shapes::trained_tensors(&self.model.spec, shapes::lora(&self.config).as_ref()).unwrap()
+        shapes::trained_tensors(&self.model.spec, self.wish().lora.as_ref()).unwrap()
+    }
+
+    pub(super) fn basis<'a>(&self, wish: &'a Wish<'a>, case: &Case<'_>) -> Basis<'a> {
+        let rows = wish.micro_batch_size.given().unwrap();
+        Basis::new(wish, case, FloatType::Bf16, &self.trained(), rows).unwrap().0
     }
 
     pub(super) fn training(&self) -> TrainingShape {
-        shapes::training(&self.config, &self.model, FloatType::Bf16, BackendKind::Cuda, &self.data, &self.trained())
+        self.training_in(&self.case())
+    }
+
+    /// Returns how the example is trained in another case; all is recomputed where the recipe leaves that open.
+    pub(super) fn training_in(&self, case: &Case<'_>) -> TrainingShape {
+        let wish = self.wish();
+        let recompute = wish.recompute.given().unwrap_or(Recompute::Full);
+        let offload = backend::offload(wish.offload, recompute, case.backend).value;
+        self.basis(&wish, case).training(case, recompute, offload)
     }
 }

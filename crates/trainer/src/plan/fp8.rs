@@ -5,7 +5,7 @@
 //! once for all of them.
 
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
-use firebrick_kernels::{BackendKind, GemmAlgorithms, GemmFormat, TrainingShape, fp8_refusal};
+use firebrick_kernels::{BackendKind, GemmAlgorithms, GemmFormat, fp8_refusal};
 use firebrick_precision::FloatType;
 
 use crate::config::compute::Compute;
@@ -13,6 +13,7 @@ use crate::error::RunError;
 use crate::plan::Chosen;
 use crate::plan::fit::Case;
 use crate::plan::forecast::Forecast;
+use crate::plan::wish::Wish;
 
 /// Minimum width of a model, and minimum width times tokens of a micro-batch, from which 8-bit floats were measured to be faster (docs/roofline.md):
 /// 896 wide with 32,768 tokens 1.12 times, 2,048 wide with 4,096 tokens 1.21 times, with 512 tokens 0.95 times.
@@ -24,17 +25,18 @@ const MIN_RATIO: f64 = 1.75;
 /// A run of at least this many seconds earns back the time of measuring.
 const LONG_SECONDS: f64 = 600.0;
 
-/// Returns the format that the GEMMs of the layers multiply.
+/// Returns the format that the GEMMs of the layers multiply, for micro-batches of so many tokens.
 ///
 /// # Errors
 /// The machine or the model does not allow the 8-bit floats that the recipe asks for.
 pub(super) fn gemms(
-    requested: Compute,
+    wish: &Wish<'_>,
     case: &Case<'_>,
-    training: &TrainingShape,
+    tokens: u64,
+    borrows_weights: bool,
 ) -> Result<Chosen<GemmFormat>, RunError> {
     let how = how(case.hardware());
-    match (requested, refusal(case, training)) {
+    match (wish.recipe.compute(), refusal(wish, case)) {
         (Compute::Plain(_), _) => Ok(Chosen::new(GemmFormat::Compute, "in the format of activations")),
         (Compute::Fp8, Some(reason)) => {
             let has_bf16 = case.hardware().is_none_or(HardwareKind::has_bf16);
@@ -43,7 +45,7 @@ pub(super) fn gemms(
         }
         (Compute::Fp8, None) => Ok(Chosen::new(GemmFormat::Fp8, format!("the recipe; {how}"))),
         (Compute::Auto, Some(reason)) => Ok(Chosen::new(GemmFormat::Compute, format!("auto: {reason}"))),
-        (Compute::Auto, None) => Ok(match slower(case, training) {
+        (Compute::Auto, None) => Ok(match slower(case, tokens, borrows_weights) {
             Some(reason) => Chosen::new(GemmFormat::Compute, format!("auto: {reason}")),
             None => Chosen::new(GemmFormat::Fp8, format!("auto: faster here (docs/roofline.md); {how}")),
         }),
@@ -61,11 +63,11 @@ fn how(kind: Option<HardwareKind>) -> String {
 }
 
 /// Returns why a run cannot have GEMMs in 8-bit floats; `None` if it can.
-fn refusal(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
+fn refusal(wish: &Wish<'_>, case: &Case<'_>) -> Option<String> {
     if case.backend != BackendKind::Cuda {
         return Some(format!("backend {} has no matrix multiplications in 8-bit floats", case.backend));
     }
-    if training.lora.as_ref().is_some_and(|lora| lora.use_dora) {
+    if wish.lora.as_ref().is_some_and(|lora| lora.use_dora) {
         return Some("lora.use_dora scales the outputs of GEMMs in the compute format only".to_owned());
     }
     match case.hardware().filter(|kind| !kind.has_fp8()) {
@@ -77,9 +79,9 @@ fn refusal(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
 }
 
 /// Returns why 8-bit floats would not be faster than bfloat16, going by measurements; `None` if they would.
-fn slower(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
-    let (width, tokens) = (case.spec.hidden_size, training.tokens());
-    if training.divided.weights_elsewhere > 0 {
+fn slower(case: &Case<'_>, tokens: u64, borrows_weights: bool) -> Option<String> {
+    let width = case.spec.hidden_size;
+    if borrows_weights {
         return Some("what 8-bit floats derive from weights is not kept of weights that other ranks have".to_owned());
     }
     if case.spec.is_mixture() {
@@ -148,25 +150,26 @@ pub(super) fn algorithms(
 
 #[cfg(test)]
 mod tests {
-    use firebrick_arch::LoraConfig;
     use firebrick_hwprofile::peaks::{MeasuredGemm, MeasuredPeaks};
 
     use super::*;
     use crate::plan::fixtures::Example;
 
+    fn decided(example: &Example) -> Result<Chosen<GemmFormat>, RunError> {
+        let tokens = example.config.train.micro_batch_size.given().unwrap() * example.data.row_len;
+        gemms(&example.wish(), &example.case(), tokens as u64, false)
+    }
+
     #[test]
     fn what_has_no_8_bit_floats_is_refused_with_the_reason() {
         let example = Example::new(&["compute=fp8"], 80, 512);
-        let training = example.training();
-        let gemms = |case: &Case<'_>| gemms(Compute::Fp8, case, &training);
+        let gemms = |case: &Case<'_>| gemms(&example.wish(), case, 8 * 4096, false);
         let refusal = |backend| gemms(&Case { backend, ..example.case() }).unwrap_err().to_string();
         assert_eq!(
             refusal(BackendKind::Flex),
             "compute = \"fp8\": backend flex has no matrix multiplications in 8-bit floats. Write compute = \"bfloat16\""
         );
-        let dora =
-            TrainingShape { lora: Some(LoraConfig { use_dora: true, ..LoraConfig::default() }), ..example.training() };
-        let message = super::gemms(Compute::Fp8, &example.case(), &dora).unwrap_err().to_string();
+        let message = decided(&Example::new(&["compute=fp8", "lora.use_dora=true"], 80, 512)).unwrap_err().to_string();
         assert!(message.contains("compute = \"fp8\": lora.use_dora"), "{message}");
         let mut odd = example.case().spec.clone();
         odd.vocab_size += 1;
@@ -180,7 +183,7 @@ mod tests {
     fn cards_from_compute_capability_8_9_on_have_8_bit_floats_and_others_are_refused_by_their_kind() {
         let gemms = |machine: &str| {
             let example = Example::on(machine, &["compute=fp8"]);
-            gemms(Compute::Fp8, &example.case(), &example.training())
+            decided(&example)
         };
         for (machine, scales) in [
             ("h100", "E4M3 with a scale per row computed"),
@@ -213,7 +216,7 @@ mod tests {
                 gemms: rates.to_vec(),
                 copy_tb_s: 6.0,
             }];
-            gemms(Compute::Auto, &example.case(), &example.training()).unwrap()
+            decided(&example).unwrap()
         };
         assert_eq!(chosen([1500.0, 2800.0]).value, GemmFormat::Fp8);
         let slow = chosen([1500.0, 1800.0]);
@@ -224,7 +227,7 @@ mod tests {
     fn auto_takes_8_bit_floats_where_they_are_faster_and_says_why_not_elsewhere() {
         let chosen = |machine: &str, changes: &[&str]| {
             let example = Example::on(machine, &[&["compute=auto"], changes].concat());
-            gemms(Compute::Auto, &example.case(), &example.training()).unwrap()
+            decided(&example).unwrap()
         };
         for machine in ["h100", "h200"] {
             let found = chosen(machine, &["train.micro_batch_size=1"]);
@@ -237,7 +240,7 @@ mod tests {
         }
         let mut example = Example::on("h100", &["compute=auto", "train.micro_batch_size=1"]);
         example.data.row_len = 512;
-        let short = gemms(Compute::Auto, &example.case(), &example.training()).unwrap();
+        let short = decided(&example).unwrap();
         assert!(short.value == GemmFormat::Compute && short.reason.contains("512 tokens"), "{}", short.reason);
     }
 

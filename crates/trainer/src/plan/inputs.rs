@@ -6,6 +6,8 @@ use firebrick_arch::ModelConfig;
 use firebrick_data::PackedDataset;
 use firebrick_hwprofile::human::grouped;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
+use firebrick_kernels::Recompute;
+use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
 
@@ -95,6 +97,8 @@ pub struct PlanRequest {
     pub price_per_hour: Option<f64>,
     /// Processes of the run that share this machine; 0 counts as one.
     pub local_ranks: usize,
+    /// What the plan of the run that is continued decided; kept where the recipe leaves it open.
+    pub decided: Option<DecidedMix>,
 }
 
 impl PlanRequest {
@@ -112,6 +116,20 @@ impl PlanRequest {
         profile.memory.available_bytes /= ranks as u64;
         profile
     }
+}
+
+/// What a run saves, copies and keeps converted, as its plan decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DecidedMix {
+    /// What the backward of a layer recomputes.
+    pub recompute: Recompute,
+    /// Whether what layers save waits in host memory.
+    pub offload: bool,
+    /// Bytes of weights that stay as GEMMs read them; `None` if none are converted.
+    pub kept_weights_bytes: Option<u64>,
+    /// Rows of a micro-batch. Checkpoints of earlier versions lack it.
+    #[serde(default)]
+    pub micro_batch_size: Option<usize>,
 }
 
 /// Returns the maximum number of documents in a row, the padding at its end included.

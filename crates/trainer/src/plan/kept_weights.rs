@@ -7,14 +7,15 @@
 use firebrick_hwprofile::memory::human_bytes;
 use firebrick_kernels::{BackendKind, TrainingShape, converted_weights_bytes};
 
-use crate::config::{DeviceBudget, RunConfig};
+use crate::config::Auto;
 use crate::plan::Chosen;
 use crate::plan::fit::Case;
+use crate::plan::wish::Wish;
 
 /// Returns the bytes of the weights that stay (`None` if no weights are converted), and the run with them.
 pub(super) fn decide(
     case: &Case<'_>,
-    config: &RunConfig,
+    wish: &Wish<'_>,
     training: TrainingShape,
 ) -> (Option<Chosen<u64>>, TrainingShape) {
     let [forward, backward] = converted_weights_bytes(case.spec, &training);
@@ -22,12 +23,12 @@ pub(super) fn decide(
     if case.backend != BackendKind::Cuda || all == 0 {
         return (None, training);
     }
-    let (budget, why) = match config.train.kept_weights_gib {
-        DeviceBudget::Gib(gib) => ((gib * (1u64 << 30) as f64) as u64, "train.kept_weights_gib"),
-        DeviceBudget::Auto if !config.pack => {
+    let (budget, why) = match wish.kept_weights_bytes {
+        Auto::Given(bytes) => (bytes, "train.kept_weights_gib"),
+        Auto::Auto if !wish.recipe.pack => {
             (case.left(&training) / 2, "auto: half of what fits, since rows of many lengths leave buffers of each")
         }
-        DeviceBudget::Auto => (case.left(&training), "auto: what fits"),
+        Auto::Auto => (case.left(&training), "auto: what fits"),
     };
     let of_backward = budget.min(backward);
     let kept_bytes = [(budget - of_backward).min(forward), of_backward];
@@ -39,7 +40,6 @@ pub(super) fn decide(
 mod tests {
     use super::*;
     use crate::plan::fixtures::Example;
-    use crate::plan::fp8;
 
     const GIB: f64 = (1_u64 << 30) as f64;
 
@@ -47,9 +47,7 @@ mod tests {
     fn kept(changes: &[&str], card_gib: u64) -> Option<[f64; 2]> {
         let fp8 = ["pack=true", "compute=fp8", "train.recompute=selective", "train.micro_batch_size=3"];
         let example = Example::new(&[&fp8, changes].concat(), card_gib, 512);
-        let gemms = fp8::gemms(example.config.compute(), &example.case(), &example.training()).unwrap().value;
-        let training = TrainingShape { gemms, ..example.training() };
-        let (chosen, training) = decide(&example.case(), &example.config, training);
+        let (chosen, training) = decide(&example.case(), &example.wish(), example.training());
         assert_eq!(chosen?.value, training.kept_bytes.iter().sum::<u64>());
         Some(training.kept_bytes.map(|bytes| bytes as f64 / GIB))
     }

@@ -3,65 +3,102 @@
 //! Trade-off: every division up to the first that does not fit is planned whole, with its own mix of what is saved and where, which takes milliseconds
 //! each; times are those of the forecast's model, and nothing is tried.
 
-use crate::config::{MicroBatchSize, RunConfig};
+use firebrick_hwprofile::HardwareProfile;
+
+use crate::config::Auto;
 use crate::error::RunError;
-use crate::plan::inputs::PlanInputs;
-use crate::plan::{Made, forecast};
+use crate::plan::inputs::PlanRequest;
+use crate::plan::wish::Wish;
+use crate::plan::{Chosen, Made, forecast};
 
 /// Divisions that take at most this much longer than the fastest count as equally fast, since the model is no more accurate; the one that takes
 /// the least memory is chosen.
 const AS_FAST: f64 = 0.02;
 
-/// A division of a step.
-struct Division {
-    config: RunConfig,
-    rows: usize,
-    seconds_per_row: f64,
-    bytes: u64,
+/// How a rank divides the rows of a step.
+#[derive(Clone)]
+pub(super) struct Rows {
+    pub(super) micro_batch_size: Chosen<usize>,
+    /// Micro-batches per step.
+    pub(super) accumulation: usize,
 }
 
-/// Returns the recipe with the micro-batches of a rank, and the reason for their size; `None` if it says how many there are.
+impl Rows {
+    /// Returns the rows per step of a rank.
+    pub(super) fn of_rank(&self) -> usize {
+        self.micro_batch_size.value * self.accumulation
+    }
+}
+
+/// Decides everything, with the micro-batches that the recipe says or those that fit best.
 ///
 /// # Errors
 /// Rows that cannot be divided over the ranks, or into micro-batches of the size that is given; no division fits into memory.
-pub(super) fn divided(inputs: PlanInputs<'_>) -> Result<Option<(RunConfig, String)>, RunError> {
-    let PlanInputs { config, world_size, .. } = inputs;
-    let Some(all) = config.train.rows_per_step else { return Ok(None) };
-    let own = of_one_rank(all, world_size)?;
-    if let MicroBatchSize::Rows(rows) = config.train.micro_batch_size {
-        if !own.is_multiple_of(rows) {
-            return Err(RunError::Refused(format!(
-                "train.rows_per_step = {all} are {own} rows of each rank, which are not divided into micro-batches of {rows}: write a \
-                 train.micro_batch_size that divides {own}, or \"auto\""
-            )));
+pub(super) fn decide<'a>(
+    wish: &'a Wish<'a>,
+    profile: &'a HardwareProfile,
+    request: &PlanRequest,
+) -> Result<Made<'a>, RunError> {
+    let made = |rows, own, why: &str| {
+        let rows = Rows { micro_batch_size: Chosen::new(rows, why), accumulation: own / rows };
+        Made::of(wish, profile, request, rows)
+    };
+    match (wish.recipe.train.rows_per_step, wish.micro_batch_size) {
+        (None, Auto::Auto) => unreachable!("a rule of the recipe asks for rows_per_step next to \"auto\""),
+        (None, Auto::Given(rows)) => {
+            made(rows, rows * wish.recipe.gradient_accumulation(), &Chosen::key(rows, &1).reason)
         }
-        return Ok(Some((in_micro_batches(config, rows, own), "the recipe".to_owned())));
+        (Some(all), Auto::Given(rows)) => {
+            let own = of_one_rank(all, wish.world_size)?;
+            if !own.is_multiple_of(rows) {
+                return Err(RunError::Refused(format!(
+                    "train.rows_per_step = {all} are {own} rows of each rank, which are not divided into micro-batches of {rows}: write a \
+                     train.micro_batch_size that divides {own}, or \"auto\""
+                )));
+            }
+            made(rows, own, "the recipe")
+        }
+        (Some(all), Auto::Auto) => {
+            let own = of_one_rank(all, wish.world_size)?;
+            fastest(own, |rows| made(rows, own, ""))
+        }
     }
-    let mut fitting: Vec<Division> = Vec::new();
+}
+
+/// Plans `own` rows in micro-batches of each size that divides them, and returns the smallest of the fastest plans.
+fn fastest<'a>(own: usize, made: impl Fn(usize) -> Result<Made<'a>, RunError>) -> Result<Made<'a>, RunError> {
+    let mut fitting: Vec<Made<'a>> = Vec::new();
     for rows in (1..=own).filter(|rows| own.is_multiple_of(*rows)) {
-        match division(inputs, rows, own) {
-            Ok(division) => fitting.push(division),
+        match made(rows) {
+            Ok(made) => fitting.push(made),
             // The refusal of single rows says what is missing.
             Err(error) if fitting.is_empty() => return Err(error),
             // More rows take more memory.
             Err(_) => break,
         }
     }
-    let fastest = fitting.iter().map(|division| division.seconds_per_row).min_by(f64::total_cmp);
-    let fastest = fastest.expect("a number has a divisor");
-    let as_fast = fitting.iter().filter(|division| division.seconds_per_row <= (1.0 + AS_FAST) * fastest);
-    let chosen = as_fast.min_by_key(|division| division.bytes).expect("the fastest is as fast as itself");
-    let others = fitting.iter().filter(|division| division.rows != chosen.rows);
+    let rows = |made: &Made<'_>| made.rows.micro_batch_size.value;
+    let seconds_per_row = |made: &Made<'_>| {
+        let documents = made.wish.data.documents_per_row;
+        forecast::compared_seconds(&made.case, &made.training, documents) / rows(made) as f64
+    };
+    let seconds: Vec<f64> = fitting.iter().map(seconds_per_row).collect();
+    let fastest = seconds.iter().copied().min_by(f64::total_cmp).expect("a number has a divisor");
+    let as_fast = (0..fitting.len()).filter(|&index| seconds[index] <= (1.0 + AS_FAST) * fastest);
+    let chosen = as_fast.min_by_key(|&index| fitting[index].estimate.total_bytes());
+    let chosen = chosen.expect("the fastest is as fast as itself");
+    let others = (0..fitting.len()).filter(|&index| index != chosen);
     let others: Vec<String> = others
-        .map(|of| format!("{} {:.2} times as long", of.rows, of.seconds_per_row / chosen.seconds_per_row))
+        .map(|index| format!("{} {:.2} times as long", rows(&fitting[index]), seconds[index] / seconds[chosen]))
         .collect();
-    let largest = fitting.iter().map(|division| division.rows).max().unwrap_or(1);
+    let largest = fitting.iter().map(rows).max().unwrap_or(1);
     let rest = if largest < own { format!("; more than {largest} do not fit") } else { String::new() };
-    let reason = format!(
+    let mut chosen = fitting.swap_remove(chosen);
+    chosen.rows.micro_batch_size.reason = format!(
         "auto: the least memory among the fastest that fit; the others by the model: {}{rest}",
         if others.is_empty() { "none".to_owned() } else { others.join(", ") }
     );
-    Ok(Some((chosen.config.clone(), reason)))
+    Ok(chosen)
 }
 
 fn of_one_rank(all: usize, ranks: usize) -> Result<usize, RunError> {
@@ -74,26 +111,10 @@ fn of_one_rank(all: usize, ranks: usize) -> Result<usize, RunError> {
     )))
 }
 
-/// Plans the step with micro-batches of this size.
-fn division(inputs: PlanInputs<'_>, rows: usize, own: usize) -> Result<Division, RunError> {
-    let config = in_micro_batches(inputs.config, rows, own);
-    let made = Made::of(PlanInputs { config: &config, ..inputs })?;
-    let seconds = forecast::compared_seconds(&made.case, &made.training, made.data.documents_per_row);
-    let bytes = made.estimate.total_bytes();
-    Ok(Division { rows, seconds_per_row: seconds / rows as f64, bytes, config })
-}
-
-fn in_micro_batches(config: &RunConfig, rows: usize, own: usize) -> RunConfig {
-    let mut config = config.clone();
-    config.train.micro_batch_size = MicroBatchSize::Rows(rows);
-    config.train.gradient_accumulation = Some(own / rows);
-    config
-}
-
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use crate::config::RunConfig;
     use crate::plan::fixtures::{Example, resolve};
+    use crate::plan::{Chosen, Plan};
 
     const AUTO: [&str; 2] = ["train.micro_batch_size=auto", "train.rows_per_step=12"];
 
@@ -108,24 +129,24 @@ mod tests {
         assert_eq!(given.micro_batch_size.reason, "the recipe");
     }
 
-    /// Divides 16 rows of 4,096 tokens of an 8B model on an H100 with this much memory.
-    fn on_a_card(gib: u64) -> (RunConfig, String) {
+    /// Plans 16 rows of 4,096 tokens of an 8B model on an H100 with this much memory.
+    fn on_a_card(gib: u64) -> Plan {
         let keys = ["pack=true", "train.micro_batch_size=auto", "train.rows_per_step=16"];
         let limit = format!("train.device_memory_gib={gib}");
-        let example = Example::on("h100", &[&keys[..], &[limit.as_str()]].concat());
-        super::divided(example.inputs()).unwrap().unwrap()
+        Plan::resolve(Example::on("h100", &[&keys[..], &[limit.as_str()]].concat()).inputs()).unwrap()
     }
 
     #[test]
     fn a_card_of_any_size_gets_the_same_step_and_hears_what_does_not_fit() {
         let [large, small] = [80, 12].map(on_a_card);
-        for (config, reason) in [&large, &small] {
-            assert_eq!(config.rows_per_step(), 16, "{reason}");
+        for plan in [&large, &small] {
+            let Chosen { value: rows, reason } = &plan.micro_batch_size;
+            assert_eq!(plan.rows_per_step(), 16, "{reason}");
             assert!(reason.starts_with("auto: ") && reason.contains("times as long"), "{reason}");
-            let rows = config.train.micro_batch_size.rows();
-            assert!(rows > 1 && config.eval_micro_batch_size() == rows, "evaluations have {rows} rows per pass too");
+            let evaluated = plan.eval_micro_batch_size.value;
+            assert!(*rows > 1 && evaluated == *rows, "evaluations have {rows} rows per pass too");
         }
-        assert!(small.1.contains("do not fit"), "{}", small.1);
+        assert!(small.micro_batch_size.reason.contains("do not fit"), "{}", small.micro_batch_size.reason);
     }
 
     #[test]

@@ -5,15 +5,15 @@
 //! run does not depend on what else used the card when it began; where less is free, by that, with a warning.
 //! Trade-off: times are those of the forecast's model, with assumed rates on machines that are not in its table. Nothing is measured.
 
-use firebrick_arch::TensorSpec;
 use firebrick_hwprofile::memory::human_bytes;
 use firebrick_kernels::{BackendKind, Recompute, TrainingShape};
 
-use crate::config::{RunConfig, to_name};
+use crate::config::{Auto, to_name};
 use crate::plan::backend::offload;
 use crate::plan::fit::{Case, Room};
-use crate::plan::inputs::DataShape;
 use crate::plan::paging::Paging;
+use crate::plan::shapes::Basis;
+use crate::plan::wish::Wish;
 use crate::plan::{Chosen, answers, forecast, kept_weights, paging};
 
 /// All policies, fastest first where memory is no matter.
@@ -31,15 +31,6 @@ pub(super) struct Mix {
     pub(super) warning: Option<String>,
 }
 
-/// The recipe, its data, and the tensors whose optimizer state a rank has.
-#[derive(Clone, Copy)]
-pub(super) struct Given<'a> {
-    pub(super) config: &'a RunConfig,
-    pub(super) data: &'a DataShape,
-    pub(super) stated: &'a [TensorSpec],
-}
-
-/// One mix, with its cost.
 struct Candidate {
     mix: Mix,
     training: TrainingShape,
@@ -50,18 +41,18 @@ struct Candidate {
 }
 
 /// Decides the mix of a run, and returns the run with it.
-pub(super) fn decide(case: &Case<'_>, given: Given<'_>, training: TrainingShape) -> (Mix, TrainingShape) {
-    if let Some(recompute) = given.config.recompute() {
-        let Candidate { mix, training, .. } = given.candidate(case, recompute, given.config.train.offload, training);
+pub(super) fn decide(case: &Case<'_>, basis: &Basis<'_>) -> (Mix, TrainingShape) {
+    if let Auto::Given(recompute) = basis.wish.recompute {
+        let Candidate { mix, training, .. } = Candidate::new(case, basis, recompute, basis.wish.offload);
         return (mix, training);
     }
     let whole = Case { room: Room::Whole, ..*case };
-    let all = given.candidates(&whole, &training);
+    let all = candidates(&whole, basis);
     let planned = fastest(&all);
     if let Some(best) = planned.filter(|best| case.fits(&best.training)) {
         return best.chosen(&whole, &all, None);
     }
-    let of_free = given.candidates(case, &training);
+    let of_free = candidates(case, basis);
     match fastest(&of_free) {
         Some(best) => best.chosen(case, &of_free, planned),
         // The refusal that follows says what is missing and what would fit.
@@ -78,37 +69,32 @@ fn fastest(candidates: &[Candidate]) -> Option<&Candidate> {
     fitting.min_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.bytes.cmp(&b.bytes)))
 }
 
-impl Given<'_> {
-    fn candidates(&self, case: &Case<'_>, training: &TrainingShape) -> Vec<Candidate> {
-        let wanted = self.config.train.offload;
-        let offloads: &[Option<bool>] = match (case.backend, wanted) {
-            (BackendKind::Cuda, None) => &[Some(false), Some(true)],
-            _ => &[wanted],
-        };
-        let policies = POLICIES.into_iter().filter(|policy| wanted != Some(true) || policy.may_offload());
-        let both = policies.flat_map(|policy| {
-            let count = if policy.may_offload() { offloads.len() } else { 1 };
-            offloads[..count].iter().map(move |offload| (policy, *offload))
-        });
-        both.map(|(policy, offload)| self.candidate(case, policy, offload, training.clone())).collect()
-    }
+/// Returns a candidate of each policy, with and without offloading where the recipe leaves that open.
+fn candidates(case: &Case<'_>, basis: &Basis<'_>) -> Vec<Candidate> {
+    let wanted = basis.wish.offload;
+    let offloads: &[Option<bool>] = match (case.backend, wanted) {
+        (BackendKind::Cuda, None) => &[Some(false), Some(true)],
+        _ => &[wanted],
+    };
+    let policies = POLICIES.into_iter().filter(|policy| wanted != Some(true) || policy.may_offload());
+    let both = policies.flat_map(|policy| {
+        let count = if policy.may_offload() { offloads.len() } else { 1 };
+        offloads[..count].iter().map(move |offload| (policy, *offload))
+    });
+    both.map(|(policy, offload)| Candidate::new(case, basis, policy, offload)).collect()
+}
 
-    fn candidate(
-        &self,
-        case: &Case<'_>,
-        recompute: Recompute,
-        wanted: Option<bool>,
-        training: TrainingShape,
-    ) -> Candidate {
-        let Self { config, data, stated } = *self;
+impl Candidate {
+    fn new(case: &Case<'_>, basis: &Basis<'_>, recompute: Recompute, wanted: Option<bool>) -> Self {
+        let Wish { recipe: config, data, .. } = basis.wish;
         let offload = offload(wanted, recompute, case.backend);
-        let training = TrainingShape { recompute, offload: offload.value, ..training };
+        let training = basis.training(case, recompute, offload.value);
         let (answer_tokens, training) = answers::decide(case, config, data, training);
-        let (paging, training) = paging::decide(case, config, stated, training);
-        let (kept_weights_bytes, training) = kept_weights::decide(case, config, training);
+        let (paging, training) = paging::decide(case, config, &basis.stated, training);
+        let (kept_weights_bytes, training) = kept_weights::decide(case, basis.wish, training);
         let recompute = Chosen::new(recompute, description(recompute));
         let (bytes, fits) = case.bytes_and_fit(&training);
-        Candidate {
+        Self {
             mix: Mix { recompute, offload, answer_tokens, paging, kept_weights_bytes, warning: None },
             bytes,
             fits,
@@ -116,9 +102,7 @@ impl Given<'_> {
             training,
         }
     }
-}
 
-impl Candidate {
     /// Returns this mix as the best of all of a case. `planned`: what would be the best on the whole card, if it was decided by what is free.
     fn chosen(&self, case: &Case<'_>, all: &[Self], planned: Option<&Self>) -> (Mix, TrainingShape) {
         let (recompute, others) = (self.mix.recompute.value, self.others(all));
@@ -171,7 +155,6 @@ fn times(ratio: f64) -> String {
     format!("{ratio:.2}")
 }
 
-/// Returns what a policy saves.
 fn description(recompute: Recompute) -> &'static str {
     match recompute {
         Recompute::Full => {
@@ -197,9 +180,8 @@ mod tests {
         let mut example = Example::on("h100", &[&["pack=true"], changes].concat());
         example.profile.gpus[0].memory_free_bytes = free_gib << 30;
         let limit = example.config.train.device_memory_gib.map(|gib| (gib as u64) << 30);
-        let stated = example.trained();
-        let given = Given { config: &example.config, data: &example.data, stated: &stated };
-        decide(&Case { limit, ..example.case() }, given, example.training())
+        let (wish, case) = (example.wish(), Case { limit, ..example.case() });
+        decide(&case, &example.basis(&wish, &case))
     }
 
     #[test]

@@ -7,8 +7,8 @@ use firebrick_hwprofile::memory::human_bytes;
 use firebrick_kernels::{BackendKind, TrainingShape};
 use firebrick_optim::{OptimizerKind, PagedBytes};
 
-use crate::config::{DeviceBudget, RunConfig};
-use crate::plan::{Chosen, fit, shapes};
+use crate::config::{Auto, RunConfig};
+use crate::plan::{Chosen, fit, shapes, wish};
 
 /// The decisions about paging.
 #[derive(Clone)]
@@ -51,8 +51,8 @@ pub(super) fn decide(
     }
     let optimizer = shapes::optimizer(config);
     let (budget, why) = match config.train.optimizer_device_gib {
-        DeviceBudget::Gib(gib) => ((gib * (1u64 << 30) as f64) as u64, "train.optimizer_device_gib".to_owned()),
-        DeviceBudget::Auto => automatic(case, &training, |budget| optimizer.paging(trained, budget)),
+        Auto::Given(gib) => (wish::bytes(gib), "train.optimizer_device_gib".to_owned()),
+        Auto::Auto => automatic(case, &training, |budget| optimizer.paging(trained, budget)),
     };
     let PagedBytes { host, staging } = optimizer.paging(trained, budget);
     let paged = match host {
@@ -88,8 +88,6 @@ const SHARES: u64 = 16;
 
 #[cfg(test)]
 mod tests {
-    use firebrick_precision::FloatType;
-
     use super::*;
     use crate::plan::fixtures::Example;
 
@@ -98,8 +96,7 @@ mod tests {
         let example = Example::new(&[&full, changes].concat(), card_gib, 512);
         let case = fit::Case { backend, ..example.case() };
         let trained = example.trained();
-        let training =
-            shapes::training(&example.config, &example.model, FloatType::Bf16, backend, &example.data, &trained);
+        let training = example.training_in(&case);
         let (Paging { resident, paged }, training) = decide(&case, &example.config, &trained, training);
         (resident.value, paged.value, resident.reason + " / " + &paged.reason, training)
     }

@@ -1,12 +1,10 @@
 //! Decisions about the course of a run: its steps, the intervals between events, the learning rate, and the order of rows.
 
 use crate::config::{Interval, Mode, RunConfig, RunLength, Warmup};
-use crate::plan::inputs::DataShape;
 use crate::plan::{Chosen, Made};
 
-/// Returns the number of optimizer steps of the run.
-pub(super) fn steps(config: &RunConfig, data: &DataShape, world_size: usize) -> Chosen<u64> {
-    let (rows, per_step) = (data.rows, config.rows_per_step() * world_size);
+/// Returns the number of optimizer steps of a run over so many rows.
+pub(super) fn steps(config: &RunConfig, rows: usize, per_step: usize) -> Chosen<u64> {
     match config.length() {
         RunLength::Steps(steps) => {
             let epochs = steps as f64 * per_step as f64 / rows as f64;
@@ -21,25 +19,22 @@ pub(super) fn steps(config: &RunConfig, data: &DataShape, world_size: usize) -> 
 
 /// Returns the number of steps between two evaluations, checkpoints or lines of metrics.
 pub(super) fn every(made: &Made<'_>, interval: fn(&RunConfig) -> Interval) -> Chosen<u64> {
-    let (own, default) = (interval(made.config), interval(&made.default));
-    let steps = whole_steps(own, made.config, made.data, made.world_size);
+    let (own, default) = (interval(made.wish.recipe), interval(&made.default));
+    let (rows, per_step) = (made.wish.data.rows, made.rows_per_step());
+    let steps = whole_steps(own, rows, per_step);
     match own {
         Interval::Steps(_) => Chosen::new(steps, Chosen::key(own, &default).reason),
         Interval::Epochs(epochs) => {
-            let (rows, per_step) = (made.data.rows, made.config.rows_per_step() * made.world_size);
             Chosen::new(steps, format!("{epochs} epochs of {rows} rows, {per_step} rows per step, rounded"))
         }
     }
 }
 
 /// Converts an interval to steps.
-pub(super) fn whole_steps(interval: Interval, config: &RunConfig, data: &DataShape, world_size: usize) -> u64 {
+pub(super) fn whole_steps(interval: Interval, rows: usize, per_step: usize) -> u64 {
     match interval {
         Interval::Steps(steps) => steps,
-        Interval::Epochs(epochs) => {
-            let per_step = config.rows_per_step() * world_size;
-            (epochs * data.rows as f64 / per_step as f64).round().max(1.0) as u64
-        }
+        Interval::Epochs(epochs) => (epochs * rows as f64 / per_step as f64).round().max(1.0) as u64,
     }
 }
 
@@ -56,8 +51,9 @@ pub(super) fn warmup(config: &RunConfig, steps: u64) -> Chosen<u64> {
 }
 
 /// Returns the highest learning rate.
-pub(super) fn learning_rate(config: &RunConfig, default: &RunConfig) -> Chosen<f64> {
-    let (rate, usual) = (config.learning_rate(), default.learning_rate());
+pub(super) fn learning_rate(made: &Made<'_>) -> Chosen<f64> {
+    let config = made.wish.recipe;
+    let (rate, usual) = (config.learning_rate(), made.default.learning_rate());
     if rate != usual {
         return Chosen::recipe(rate);
     }
@@ -73,14 +69,10 @@ pub(super) fn data_seed(config: &RunConfig) -> Chosen<u64> {
 }
 
 /// Returns the micro-batches per step; the reason counts the rows of all ranks.
-pub(super) fn accumulation(config: &RunConfig, world_size: usize) -> Chosen<usize> {
-    let own = config.rows_per_step();
-    let rows = own * world_size;
+pub(super) fn accumulation(made: &Made<'_>) -> Chosen<usize> {
+    let (own, rows, world_size) = (made.rows.of_rank(), made.rows_per_step(), made.wish.world_size);
     let ranks = if world_size == 1 { String::new() } else { format!(" ({own} on each of {world_size} ranks)") };
-    Chosen::new(
-        config.gradient_accumulation(),
-        format!("{rows} rows per step{ranks}, one loss denominator over all of them"),
-    )
+    Chosen::new(made.rows.accumulation, format!("{rows} rows per step{ranks}, one loss denominator over all of them"))
 }
 
 #[cfg(all(test, feature = "flex"))]

@@ -1,21 +1,18 @@
 //! Converts the recipe to the shapes that memory and work depend on.
 
-use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, TensorSpec};
-use firebrick_kernels::{BackendKind, DividedBytes, GemmFormat, PLANNED_SHARED_BYTES, Recompute, TrainingShape};
+use std::collections::BTreeSet;
+
+use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
+use firebrick_kernels::{BaseStorage, DividedBytes, GemmFormat, Recompute, Storage, TrainingShape};
 use firebrick_optim::OptimizerConfig;
 use firebrick_parallel::owners;
 use firebrick_precision::FloatType;
 
 use crate::config::RunConfig;
 use crate::error::RunError;
-use crate::plan::backend::offload;
-use crate::plan::inputs::DataShape;
-use crate::plan::{adapter, answers};
-
-/// Returns the recipe's adapter; `None` if every weight trains.
-pub(super) fn lora(config: &RunConfig) -> Option<LoraConfig> {
-    config.adapter(config.model.as_ref())
-}
+use crate::plan::fit::Case;
+use crate::plan::wish::Wish;
+use crate::plan::{Chosen, adapter, answers, divided, fp8};
 
 /// Returns the tensors that train, as a run has them: the experts of a module are one tensor.
 ///
@@ -42,40 +39,69 @@ pub(super) fn largest_share(config: &RunConfig, trained: &[TensorSpec], world_si
     (0..world_size).map(of).max_by_key(elements).unwrap_or_default()
 }
 
-/// Returns how a recipe's model is trained on a backend, with all optimizer state there.
-pub(super) fn training(
-    config: &RunConfig,
-    model: &ModelConfig,
-    compute: FloatType,
-    backend: BackendKind,
-    data: &DataShape,
-    trained: &[TensorSpec],
-) -> TrainingShape {
-    // What is left open is decided later, with all that takes memory.
-    let recompute = config.recompute().unwrap_or(Recompute::Full);
-    TrainingShape {
-        base: adapter::storage(config, compute),
-        dense: model.dense_weights(),
-        lora: lora(config),
-        compute,
-        gemms: GemmFormat::Compute,
-        shared_bytes: PLANNED_SHARED_BYTES,
-        has_wgmma: false,
-        kept_bytes: [0; 2],
-        optimizer_bytes: optimizer(config).state_bytes(trained, backend.code_bytes()),
-        paged_bytes: 0,
-        paging_bytes: 0,
-        micro_batch_size: config.train.micro_batch_size.rows(),
-        row_len: data.row_len,
-        longest_document: data.longest_document,
-        documents: config.train.micro_batch_size.rows() * data.documents_per_row,
-        recompute,
-        offload: offload(config.train.offload, recompute, backend).value,
-        loss_tokens_per_row: data.loss_tokens_per_row,
-        loss_chunk_tokens: config.train.loss_chunk_tokens,
-        evaluation: answers::evaluation(config),
-        divided: DividedBytes::default(),
-        pairs: adapter::passes(config),
+/// What all ways to train a model have in common, whatever layers save and wherever that waits.
+pub(super) struct Basis<'a> {
+    pub(super) wish: &'a Wish<'a>,
+    pub(super) base: BaseStorage,
+    pub(super) gemms: GemmFormat,
+    /// The tensors whose optimizer state a rank has.
+    pub(super) stated: Vec<TensorSpec>,
+    pub(super) compute: FloatType,
+    pub(super) dense: BTreeSet<String>,
+    divided: DividedBytes,
+    micro_batch_size: usize,
+}
+
+impl<'a> Basis<'a> {
+    /// Decides the formats of weights and GEMMs, and what ranks divide. `trained`: the tensors that train.
+    ///
+    /// # Errors
+    /// Those of [`fp8::gemms`].
+    pub(super) fn new(
+        wish: &'a Wish<'a>,
+        case: &Case<'_>,
+        compute: FloatType,
+        trained: &[TensorSpec],
+        micro_batch_size: usize,
+    ) -> Result<(Self, Chosen<GemmFormat>), RunError> {
+        let (config, spec, ranks) = (wish.recipe, &wish.model.spec, wish.world_size);
+        let (base, dense) = (adapter::storage(config, compute), wish.model.dense_weights());
+        let storage = Storage { base, lora: wish.lora.as_ref(), compute, dense: &dense };
+        let divided = divided::divided_bytes(config.train.zero_stage, ranks, spec, storage, trained);
+        let stated = largest_share(config, trained, ranks);
+        let tokens = (micro_batch_size * wish.data.row_len) as u64;
+        let gemms = fp8::gemms(wish, case, tokens, divided.weights_elsewhere > 0)?;
+        let format = gemms.value;
+        Ok((Self { wish, base, gemms: format, stated, compute, dense, divided, micro_batch_size }, gemms))
+    }
+
+    /// Returns how the model is trained when layers save and offload this, with all optimizer state on the device and no converted weights kept.
+    pub(super) fn training(&self, case: &Case<'_>, recompute: Recompute, offload: bool) -> TrainingShape {
+        let Self { wish: Wish { recipe: config, data, lora, .. }, micro_batch_size, .. } = *self;
+        TrainingShape {
+            base: self.base,
+            dense: self.dense.clone(),
+            lora: lora.clone(),
+            compute: self.compute,
+            gemms: self.gemms,
+            shared_bytes: case.shared_bytes(),
+            has_wgmma: case.has_wgmma(),
+            kept_bytes: [0; 2],
+            optimizer_bytes: optimizer(config).state_bytes(&self.stated, case.backend.code_bytes()),
+            paged_bytes: 0,
+            paging_bytes: 0,
+            micro_batch_size,
+            row_len: data.row_len,
+            longest_document: data.longest_document,
+            documents: micro_batch_size * data.documents_per_row,
+            recompute,
+            offload,
+            loss_tokens_per_row: data.loss_tokens_per_row,
+            loss_chunk_tokens: config.train.loss_chunk_tokens,
+            evaluation: answers::evaluation(config),
+            divided: self.divided,
+            pairs: adapter::passes(config),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use firebrick_optim::{OptimizerConfig, Schedule};
 use serde_json::{Map, Value};
 
+use crate::chosen::OnResume;
 use crate::plan::Plan;
 
 impl Plan {
@@ -10,11 +11,11 @@ impl Plan {
     pub fn optimizer_config(&self) -> OptimizerConfig {
         OptimizerConfig {
             kind: self.optimizer.value,
-            beta1: self.adam_beta1.value,
-            beta2: self.adam_beta2.value,
-            epsilon: self.adam_epsilon.value,
-            weight_decay: self.weight_decay.value,
-            max_grad_norm: (self.max_grad_norm.value > 0.0).then_some(self.max_grad_norm.value),
+            beta1: self.train.adam_beta1.value,
+            beta2: self.train.adam_beta2.value,
+            epsilon: self.train.adam_epsilon.value,
+            weight_decay: self.train.weight_decay.value,
+            max_grad_norm: Some(self.train.max_grad_norm.value).filter(|norm| *norm > 0.0),
         }
     }
 
@@ -36,17 +37,18 @@ impl Plan {
 
     /// Returns the decisions that a resumed run must share with the run that it continues, under the recipe's keys.
     pub fn identity(&self) -> Map<String, Value> {
-        self.values(Self::IDENTITY)
+        self.values(OnResume::Identifies)
     }
 
     /// Returns the decisions that may change when a run is resumed, under the recipe's keys.
     pub fn settings(&self) -> Map<String, Value> {
-        self.values(Self::SETTINGS)
+        self.values(OnResume::MayChange)
     }
 
-    fn values(&self, rows: &[(&str, &str)]) -> Map<String, Value> {
+    fn values(&self, wanted: OnResume) -> Map<String, Value> {
         let plan = self.serialized();
-        rows.iter().map(|(name, key)| ((*key).to_owned(), plan[name]["value"].clone())).collect()
+        let rows = Self::KEYS.iter().copied().flatten().filter(|(.., on_resume)| *on_resume == wanted);
+        rows.map(|(name, key, _)| ((*key).to_owned(), plan[name]["value"].clone())).collect()
     }
 
     /// Returns every decision by name: an object with its value and reason, or null if the run does not take it.

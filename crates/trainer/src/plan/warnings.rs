@@ -2,27 +2,25 @@
 //!
 //! Trade-off: limits are rules of thumb; impossible settings are refused elsewhere.
 
-use firebrick_arch::ModelSpec;
-
 use crate::config::{RunConfig, ZeroStage};
 use crate::plan::Made;
-use crate::plan::inputs::DataShape;
+use crate::plan::wish::Wish;
 
 /// The highest learning rate without a warning: a hundred times a usual rate of adapters.
 const HIGH_RATE: f64 = 0.02;
 
 /// Returns sentences about such settings of a recipe.
 pub(super) fn of(made: &Made<'_>) -> Vec<String> {
-    let Made { config, model, data, world_size, mix, .. } = made;
-    let of_model = positions(config, &model.spec, data);
-    let of_step = step(config, data, *world_size);
-    let all = [of_model, of_step, zero_stage(config, *world_size), learning_rate(config), mix.warning.clone()];
+    let config = made.wish.recipe;
+    let all =
+        [positions(&made.wish), step(made), zero_stage(&made.wish), learning_rate(config), made.mix.warning.clone()];
     all.into_iter().flatten().collect()
 }
 
 /// Warns if a step has more rows than the data: it computes some of them several times.
-fn step(config: &RunConfig, data: &DataShape, world_size: usize) -> Option<String> {
-    let (of_step, rows) = (config.rows_per_step() * world_size, data.rows);
+fn step(made: &Made<'_>) -> Option<String> {
+    let Wish { recipe: config, world_size, .. } = *made.wish;
+    let (of_step, rows) = (made.rows_per_step(), made.wish.data.rows);
     let (times, most) = (of_step as f64 / rows as f64, (rows / world_size).max(1));
     let what = match config.train.rows_per_step {
         Some(_) => format!("train.rows_per_step to {}", most * world_size),
@@ -34,8 +32,9 @@ fn step(config: &RunConfig, data: &DataShape, world_size: usize) -> Option<Strin
 }
 
 /// Warns if documents, or their maximum length, exceed what the model was made for.
-fn positions(config: &RunConfig, spec: &ModelSpec, data: &DataShape) -> Option<String> {
-    let (longest, positions) = (data.longest_document, spec.max_position_embeddings);
+fn positions(wish: &Wish<'_>) -> Option<String> {
+    let (config, positions) = (wish.recipe, wish.model.spec.max_position_embeddings);
+    let longest = wish.data.longest_document;
     let what = match (longest > positions, config.max_seq_len > positions) {
         (true, _) => format!("the longest document has {longest} tokens"),
         (false, true) => format!("max_seq_len is {} and the longest document has {longest} tokens", config.max_seq_len),
@@ -47,9 +46,9 @@ fn positions(config: &RunConfig, spec: &ModelSpec, data: &DataShape) -> Option<S
     ))
 }
 
-fn zero_stage(config: &RunConfig, world_size: usize) -> Option<String> {
-    let stage = config.train.zero_stage;
-    (world_size == 1 && stage != ZeroStage::NONE).then(|| {
+fn zero_stage(wish: &Wish<'_>) -> Option<String> {
+    let stage = wish.recipe.train.zero_stage;
+    (wish.world_size == 1 && stage != ZeroStage::NONE).then(|| {
         format!(
             "train.zero_stage = {stage} divides nothing on one rank: start several with --ranks, or leave the key out"
         )

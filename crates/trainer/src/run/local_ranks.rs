@@ -14,7 +14,7 @@ use firebrick_kernels::BackendKind;
 use firebrick_parallel::supervisor::{LocalRanks, Print, Printed, SUPERVISED, supervise};
 use firebrick_parallel::{ParallelError, Placement};
 
-use crate::config::BackendChoice;
+use crate::config::{Auto, BackendChoice};
 use crate::console::program;
 use crate::error::RunError;
 use crate::plan::choose_backend;
@@ -67,10 +67,10 @@ pub fn requested(choice: BackendChoice, gpus: Option<GpuCount>, ranks: Option<us
                 return refused(
                     option,
                     match choice {
-                        BackendChoice::Auto => "no NVIDIA card that CUDA can use was found (`doctor` says why); \
+                        Auto::Auto => "no NVIDIA card that CUDA can use was found (`doctor` says why); \
                                                 on the CPU use --ranks N for several processes"
                             .to_owned(),
-                        BackendChoice::Named(_) => {
+                        Auto::Given(_) => {
                             format!(
                                 "backend {backend} does not drive several GPUs: use --ranks N for several processes"
                             )
@@ -206,13 +206,13 @@ mod tests {
     #[test]
     #[cfg(feature = "flex")]
     fn gpus_of_a_cpu_backend_are_refused_with_what_to_type_instead() {
-        let flex = BackendChoice::Named(BackendKind::Flex);
+        let flex = Auto::Given(BackendKind::Flex);
         assert_eq!(requested(flex, None, None).unwrap(), 1);
         assert_eq!(requested(flex, None, Some(3)).unwrap(), 3);
         let message = requested(flex, Some(GpuCount::Number(2)), None).unwrap_err().to_string();
         assert!(message.contains("--gpus 2: backend flex") && message.contains("--ranks N"), "{message}");
         if BackendKind::Cuda.devices() == 0 {
-            let message = requested(BackendChoice::Auto, Some(GpuCount::All), None).unwrap_err().to_string();
+            let message = requested(Auto::Auto, Some(GpuCount::All), None).unwrap_err().to_string();
             assert!(message.contains("--gpus all: no NVIDIA card") && message.contains("--ranks N"), "{message}");
         }
     }

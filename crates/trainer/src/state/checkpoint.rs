@@ -19,9 +19,10 @@ use firebrick_precision::FloatType;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{DecidedMix, RunConfig};
+use crate::config::RunConfig;
 use crate::error::RunError;
 use crate::metrics::Evaluation;
+use crate::plan::DecidedMix;
 use crate::state::best::Best;
 use crate::state::checkpoint_folder::{CheckpointWriter, Keep, make_room};
 use crate::state::identity::{RunIdentity, RunSettings};

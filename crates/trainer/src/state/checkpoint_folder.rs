@@ -188,7 +188,6 @@ fn by_step(folder: &Path, step_of: impl Fn(&str) -> Option<u64>) -> Result<Vec<(
     Ok(found)
 }
 
-/// Removes the remains of interrupted writers.
 fn remove_unfinished(folder: &Path) -> Result<(), StorageError> {
     for path in list(folder)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -17,7 +17,6 @@ pub const FORMAT_VERSION: u32 = 1;
 pub(crate) const MANIFEST: &str = "manifest.json";
 /// The marker of a complete checkpoint before manifests existed.
 const OLD_MARKER: &str = "DONE";
-/// Bytes read at a time.
 const BUFFER: usize = 1 << 20;
 
 /// The description of a checkpoint.

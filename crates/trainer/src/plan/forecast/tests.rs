@@ -127,7 +127,8 @@ fn peaks_measured_here_take_the_place_of_a_library_s_and_the_plan_says_so() {
 #[test]
 fn every_machine_of_the_table_answers_with_reasons() {
     for spec in AcceleratorSpec::all() {
-        let request = PlanRequest { force: true, price_per_hour: Some(2.0), machine: Some(spec), local_ranks: 1 };
+        let request =
+            PlanRequest { force: true, price_per_hour: Some(2.0), machine: Some(spec), ..PlanRequest::default() };
         let compute = if spec.kind.has_bf16() { "compute=bfloat16" } else { "compute=float16" };
         let plan = plan(spec.id, &["train.micro_batch_size=1", compute], request);
         let forecast = plan.forecast.as_ref().expect("known peaks");

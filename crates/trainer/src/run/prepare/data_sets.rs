@@ -63,7 +63,7 @@ impl Display for SourceReport {
 }
 
 /// A source that was read.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Input {
     /// Its files.
     pub source: Source,
@@ -82,12 +82,8 @@ pub fn place(inputs: &[Input], origin: Origin) -> String {
 pub struct DataSets {
     /// Documents to train on.
     pub train: ReadSet,
-    /// Documents to evaluate on.
-    pub held_out: Option<DocumentSet>,
-    /// Reports on the held-out sources, if they are a separate set.
-    pub held_out_sources: Vec<SourceReport>,
-    /// The held-out sources, if they are a separate set.
-    pub held_out_inputs: Vec<Input>,
+    /// Documents to evaluate on; without reports if they are a part of the others.
+    pub held_out: Option<ReadSet>,
 }
 
 /// Loads the model's tokenizer with the tokens that the recipe adds, the special tokens that it chooses and the chat template that it names.
@@ -109,17 +105,12 @@ pub fn tokenizer(config: &RunConfig, folder: &Path, date: i64) -> Result<Tokeniz
             false => TemplateChoice::Named(template.clone()),
         })?;
     }
-    tokenizer.set_template_defaults(template_defaults(config));
-    tokenizer.set_date(date - date.rem_euclid(SECONDS_PER_DAY));
-    Ok(tokenizer)
-}
-
-/// Returns what the recipe passes to the chat template in addition to the messages.
-pub fn template_defaults(config: &RunConfig) -> TemplateDefaults {
-    TemplateDefaults {
+    tokenizer.set_template_defaults(TemplateDefaults {
         arguments: config.data.chat_template_kwargs.clone().into_iter().collect(),
         system_prompt: config.data.system_prompt.clone(),
-    }
+    });
+    tokenizer.set_date(date - date.rem_euclid(SECONDS_PER_DAY));
+    Ok(tokenizer)
 }
 
 /// Reads all data that a recipe trains and evaluates on; tokenizes on the threads of `pipeline`.
@@ -127,21 +118,26 @@ pub fn template_defaults(config: &RunConfig) -> TemplateDefaults {
 /// # Errors
 /// Data that cannot be found, read or parsed; too many records that cannot be trained on; nothing to train on.
 pub fn read(config: &RunConfig, tokenizer: &Tokenizer, pipeline: Pipeline) -> Result<DataSets, DataError> {
-    let mut train = read_set(config, tokenizer, &config.data.training_sources(), config.data.mix, pipeline)?;
+    let reader = Reader { config, tokenizer, pipeline };
+    let mut train = reader.set(&config.data.training_sources(), config.data.mix)?;
     let separate = config.data.held_out_sources();
-    if !separate.is_empty() {
-        let held_out = read_set(config, tokenizer, &separate, Mix::Concatenate, pipeline)?;
-        let ReadSet { documents, sources, inputs, .. } = held_out;
-        return Ok(DataSets { train, held_out: Some(documents), held_out_sources: sources, held_out_inputs: inputs });
-    }
-    let without = |train, held_out| {
-        let (held_out_sources, held_out_inputs) = Default::default();
-        DataSets { train, held_out, held_out_sources, held_out_inputs }
+    let held_out = match config.data.eval_fraction {
+        _ if !separate.is_empty() => Some(reader.set(&separate, Mix::Concatenate)?),
+        Some(fraction) => Some(train.hold_out(fraction)?),
+        None => None,
     };
-    let Some(fraction) = config.data.eval_fraction else { return Ok(without(train, None)) };
-    let (documents, held_out) = train.documents.split(fraction, &train.dropped)?;
-    train.documents = documents;
-    Ok(without(train, Some(held_out)))
+    Ok(DataSets { train, held_out })
+}
+
+impl ReadSet {
+    /// Takes a fraction of the documents out, by a hash of each record.
+    fn hold_out(&mut self, fraction: f64) -> Result<Self, DataError> {
+        let (documents, held_out) = self.documents.split(fraction, &self.dropped)?;
+        self.documents = documents;
+        let (inputs, location) =
+            (self.inputs.clone(), "held out of the training data by a hash of each record".to_owned());
+        Ok(Self { documents: held_out, dropped: Vec::new(), sources: Vec::new(), inputs, location, cache: None })
+    }
 }
 
 impl DataSets {
@@ -162,8 +158,9 @@ impl DataSets {
         let mut notes: Vec<String> =
             self.train.sources.iter().map(|source| format!("training data: {source}")).collect();
         notes.push(self.train.location.clone());
-        notes.extend(self.held_out_sources.iter().map(|source| format!("held-out data: {source}")));
-        if let (Some(documents), true) = (&self.held_out, self.held_out_sources.is_empty()) {
+        let Some(ReadSet { documents, sources, .. }) = &self.held_out else { return notes };
+        notes.extend(sources.iter().map(|source| format!("held-out data: {source}")));
+        if sources.is_empty() {
             let tokens: usize = (0..documents.len()).map(|index| documents.entry(index).tokens as usize).sum();
             notes.push(format!("held out of it: {} examples, {tokens} tokens", documents.len()));
         }
@@ -171,31 +168,78 @@ impl DataSets {
     }
 }
 
-fn read_set(
-    config: &RunConfig,
-    tokenizer: &Tokenizer,
-    sources: &[SourceConfig],
-    order: Mix,
+struct Reader<'a> {
+    config: &'a RunConfig,
+    tokenizer: &'a Tokenizer,
     pipeline: Pipeline,
-) -> Result<ReadSet, DataError> {
-    let corpus = corpus(config, tokenizer, sources, order, pipeline)?;
-    let (tokenized, location, cache) = tokenized(&corpus, config)?;
-    let input = |(source, encoder): (&Source, &Encoder<'_>)| Input {
-        source: source.clone(),
-        options: encoder.options().clone(),
-    };
-    let inputs = corpus.mixture().sources().iter().zip(corpus.encoders()).map(input).collect();
-    let found = corpus.mixture().sources().iter().zip(corpus.encoders()).zip(tokenized.diagnoses);
-    let report = |((source, encoder), diagnosis): ((&Source, &Encoder<'_>), Diagnosis)| SourceReport {
-        name: source.spec().path.clone(),
-        file_format: to_name(&source.format()),
-        record_format: to_name(&encoder.options().record_format),
-        remarks: remarks(source, encoder, &diagnosis),
-        diagnosis,
-    };
-    let sources = found.map(report).collect();
-    let (documents, dropped) = (DocumentSet::all(Arc::new(tokenized.store)), tokenized.dropped);
-    Ok(ReadSet { documents, dropped, sources, inputs, location, cache })
+}
+
+impl<'a> Reader<'a> {
+    fn set(&self, sources: &[SourceConfig], order: Mix) -> Result<ReadSet, DataError> {
+        let corpus = self.corpus(sources, order)?;
+        let (tokenized, location, cache) = self.tokenized(&corpus)?;
+        let input = |(source, encoder): (&Source, &Encoder<'_>)| Input {
+            source: source.clone(),
+            options: encoder.options().clone(),
+        };
+        let inputs = corpus.mixture().sources().iter().zip(corpus.encoders()).map(input).collect();
+        let found = corpus.mixture().sources().iter().zip(corpus.encoders()).zip(tokenized.diagnoses);
+        let report = |((source, encoder), diagnosis): ((&Source, &Encoder<'_>), Diagnosis)| SourceReport {
+            name: source.spec().path.clone(),
+            file_format: to_name(&source.format()),
+            record_format: to_name(&encoder.options().record_format),
+            remarks: remarks(source, encoder, &diagnosis),
+            diagnosis,
+        };
+        let sources = found.map(report).collect();
+        let (documents, dropped) = (DocumentSet::all(Arc::new(tokenized.store)), tokenized.dropped);
+        Ok(ReadSet { documents, dropped, sources, inputs, location, cache })
+    }
+
+    fn corpus(&self, sources: &[SourceConfig], order: Mix) -> Result<Corpus<'a>, DataError> {
+        let (hub, config) = (Hub::from_environment(), self.config);
+        let found: Vec<Source> = sources.iter().map(|source| source.spec().resolve(&hub)).collect::<Result<_, _>>()?;
+        let mixture = Mixture::new(found, order, config.data.mix_until, config.data_seed())?;
+        let options = sources.iter().map(|source| self.options(source)).collect();
+        let mut corpus = Corpus::new(self.tokenizer, mixture, options)?;
+        corpus.pipeline = self.pipeline;
+        corpus.max_bad_share = config.data.max_bad_share;
+        Ok(corpus)
+    }
+
+    fn options(&self, source: &SourceConfig) -> EncodeOptions {
+        let config = self.config;
+        let record_format = if config.preference.is_some() { RecordFormat::Preference } else { source.format };
+        EncodeOptions {
+            record_format,
+            fields: source.field_names().expect("the names were checked when the recipe was read"),
+            train_on: config.train_on(),
+            roles_to_train: config.data.roles_to_train.clone(),
+            train_end_of_turn: config.data.train_end_of_turn,
+            overflow: config.data.overflow,
+            ..EncodeOptions::new(config.max_seq_len)
+        }
+    }
+
+    /// Returns the tokens, from the cache or tokenized now, with a sentence about where they are and the folder of the cache.
+    fn tokenized(&self, corpus: &Corpus<'_>) -> Result<(Tokenized, String, Option<PathBuf>), DataError> {
+        let bytes = corpus.mixture().bytes();
+        let cache = match &self.config.data.cache {
+            Some(folder) => Ok(TokenCache::in_folder(folder)),
+            None if bytes <= SMALL_BYTES => {
+                return Ok((corpus.in_memory()?, "tokenized now, kept in memory".to_owned(), None));
+            }
+            None => TokenCache::in_default_folder(),
+        };
+        match cache.map_err(DataError::from).and_then(|cache| cached(corpus, &cache)) {
+            Err(DataError::Cache(problem @ (CacheError::NoFolder | CacheError::Io { .. })))
+                if bytes <= MEMORY_BYTES =>
+            {
+                Ok((corpus.in_memory()?, format!("tokenized now, kept in memory for this run: {problem}"), None))
+            }
+            result => result,
+        }
+    }
 }
 
 /// Returns what a user may not expect about how a source is read.
@@ -240,54 +284,6 @@ fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis) -> Vec
         remarks.push(format!("{percent:.1} % of the tokens are lost to max_seq_len = {limit}: {remedy}"));
     }
     remarks
-}
-
-fn corpus<'a>(
-    config: &RunConfig,
-    tokenizer: &'a Tokenizer,
-    sources: &[SourceConfig],
-    order: Mix,
-    pipeline: Pipeline,
-) -> Result<Corpus<'a>, DataError> {
-    let hub = Hub::from_environment();
-    let found: Vec<Source> = sources.iter().map(|source| source.spec().resolve(&hub)).collect::<Result<_, _>>()?;
-    let mixture = Mixture::new(found, order, config.data.mix_until, config.data_seed())?;
-    let options = sources.iter().map(|source| encode_options(config, source)).collect();
-    let mut corpus = Corpus::new(tokenizer, mixture, options)?;
-    corpus.pipeline = pipeline;
-    corpus.max_bad_share = config.data.max_bad_share;
-    Ok(corpus)
-}
-
-fn encode_options(config: &RunConfig, source: &SourceConfig) -> EncodeOptions {
-    let record_format = if config.preference.is_some() { RecordFormat::Preference } else { source.format };
-    EncodeOptions {
-        record_format,
-        fields: source.field_names().expect("the names were checked when the recipe was read"),
-        train_on: config.train_on(),
-        roles_to_train: config.data.roles_to_train.clone(),
-        train_end_of_turn: config.data.train_end_of_turn,
-        overflow: config.data.overflow,
-        ..EncodeOptions::new(config.max_seq_len)
-    }
-}
-
-/// Returns the tokens, from the cache or tokenized now, with a sentence about where they are and the folder of the cache.
-fn tokenized(corpus: &Corpus<'_>, config: &RunConfig) -> Result<(Tokenized, String, Option<PathBuf>), DataError> {
-    let bytes = corpus.mixture().bytes();
-    let cache = match &config.data.cache {
-        Some(folder) => Ok(TokenCache::in_folder(folder)),
-        None if bytes <= SMALL_BYTES => {
-            return Ok((corpus.in_memory()?, "tokenized now, kept in memory".to_owned(), None));
-        }
-        None => TokenCache::in_default_folder(),
-    };
-    match cache.map_err(DataError::from).and_then(|cache| cached(corpus, &cache)) {
-        Err(DataError::Cache(problem @ (CacheError::NoFolder | CacheError::Io { .. }))) if bytes <= MEMORY_BYTES => {
-            Ok((corpus.in_memory()?, format!("tokenized now, kept in memory for this run: {problem}"), None))
-        }
-        result => result,
-    }
 }
 
 fn cached(corpus: &Corpus<'_>, cache: &TokenCache) -> Result<(Tokenized, String, Option<PathBuf>), DataError> {

@@ -16,7 +16,7 @@ use firebrick_arch::ModelConfig;
 use firebrick_data::{DocumentSet, PackOptions, PackedDataset, PairRows, SpecialToken, Tokenizer};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_model::peft::check_adapter;
-use firebrick_model::{Companions, HfFolder, ModelError, read_config};
+use firebrick_model::{Companions, HfFolder, ModelError};
 
 use self::weight_notes::{base_note, start_note};
 use crate::config::{Init, RunConfig};
@@ -56,6 +56,17 @@ pub struct Prepared {
     pub data_notes: Vec<String>,
 }
 
+/// Names and contents of the files that are saved with a run and each of its checkpoints.
+pub type Texts = [(&'static str, String); 2];
+
+impl Prepared {
+    /// Returns the recipe, with the name of the run's folder, and the plan as files.
+    pub fn texts(&self, name: &str) -> Texts {
+        let recipe = RunConfig { name: name.to_owned(), ..self.recipe.clone() };
+        [("config.toml", recipe.to_toml()), ("plan.toml", self.plan.to_toml())]
+    }
+}
+
 /// Prepares the plan of a new run that would begin now, as [`prepare`] does. The weights of a model on the Hub are not downloaded; an adapter to
 /// start from is, because its shapes are checked.
 pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) -> Result<Prepared, RunError> {
@@ -82,15 +93,13 @@ fn check_output(output_dir: &Path) -> Result<(), RunError> {
 pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
     let Some(from) = recipe.fetch_adapter(Need::Weights, Console::QUIET)? else { return Ok(()) };
     let folder = recipe.model_folder()?;
-    let mut model = read_config(&folder)?;
-    let mut planned = recipe.clone();
-    recipe.lora.iter().for_each(|lora| model.spec.fuse_experts_for(lora));
+    let mut model = recipe.read_model(&folder)?;
     if recipe.data.adds_tokens() {
         let tokenizer = data_sets::tokenizer(recipe, &folder, now())?;
         check_adapter_tokens(&from, &tokenizer)?;
-        planned = with_new_tokens(recipe, &tokenizer, &mut model)?;
+        add_tokens(&tokenizer, &mut model)?;
     }
-    match planned.adapter(&folder) {
+    match recipe.adapter_of(&model)? {
         Some(lora) => Ok(check_adapter(&from, &model.spec, &lora)?),
         None => Ok(()),
     }
@@ -110,35 +119,28 @@ pub fn prepare(
     length_group: Option<usize>,
 ) -> Result<Prepared, RunError> {
     let profile = request.profile();
-    let Read { planned, model_config, folder, weights, tokenizer, cache, held_out, train, packing, shape, notes } =
-        read(&recipe, date, &profile, need, (world_size, length_group))?;
-    let mut data_notes = notes;
-    let inputs =
-        PlanInputs { config: &planned, profile: &profile, model: &model_config, data: &shape, world_size, request };
-    let mut plan = Plan::resolve(inputs)?;
-    // The recipe may name the model by its id.
-    plan.model_folder.value.clone_from(&folder);
+    let data = Data::read(&recipe, date, &profile, need, (world_size, length_group))?;
+    let Data { model, folder, adapter, weights, tokenizer, template, cache, held_out, train, shape, mut notes } = data;
+    let inputs = PlanInputs { config: &recipe, profile: &profile, model: &model, data: &shape, world_size, request };
+    let mut plan = Plan::resolve(inputs)?.with_folders(folder.clone(), adapter);
     // The disk of another machine is unknown.
     let of_disk = if profile.named.is_none() { plan.check_disk()? } else { None };
     plan.warnings.extend(of_disk);
-    data_notes.extend(weights.and_then(|weights| base_note(&weights, &model_config, &plan)));
+    notes.extend(weights.and_then(|weights| base_note(&weights, &model, &plan)));
     let evaluation = match held_out {
-        Some(documents) => {
-            let names: Vec<_> = recipe.data.held_out_sources().into_iter().map(|source| source.name).collect();
-            EvaluationSet::new(&plan, &documents, &names, &packing, &tokenizer)?
-        }
+        Some((documents, names)) => EvaluationSet::new(&plan, &documents, &names, train.options(), &tokenizer)?,
         None => EvaluationSet::default(),
     };
-    data_notes.extend(evaluation.note());
+    notes.extend(evaluation.note());
     let sampling = ChosenSampling::resolve(&folder, None, TypedSampling::default())?;
     if !plan.sample_prompts.value.is_empty() {
-        data_notes.extend(sampling.note());
+        notes.extend(sampling.note());
     }
     let companions = Companions {
         from: folder,
-        chat_template: chosen_template(&recipe, &tokenizer)?,
+        chat_template: template,
         chat_settings: chat_settings::to_json(
-            &data_sets::template_defaults(&recipe),
+            tokenizer.template_defaults(),
             plan.long_rope.as_ref().map(|_| plan.max_seq_len.value),
         ),
         tokenizer: tokenizer.changed_files()?,
@@ -146,7 +148,7 @@ pub fn prepare(
     Ok(Prepared {
         recipe,
         plan,
-        model_config,
+        model_config: model,
         companions,
         tokenizer,
         date,
@@ -154,92 +156,86 @@ pub fn prepare(
         train,
         evaluation,
         sampling,
-        data_notes,
+        data_notes: notes,
     })
 }
 
-/// What a plan is made from, and what else was read with it.
-struct Read {
-    /// The recipe with rows for new tokens, and with the folder of the adapter that it starts from.
-    planned: RunConfig,
-    model_config: ModelConfig,
+/// What a wish is made from besides its recipe, and what else was read with it.
+struct Data {
+    /// The model's config, with the tokens that the recipe adds and those that end a turn in the data.
+    model: ModelConfig,
     folder: PathBuf,
+    /// The folder of the adapter that the run starts from.
+    adapter: Option<PathBuf>,
     weights: Option<HfFolder>,
     tokenizer: Tokenizer,
+    /// The text of the chat template if the recipe chose it.
+    template: Option<String>,
     cache: Option<PathBuf>,
-    held_out: Option<DocumentSet>,
+    /// Documents to evaluate on, and the names of their sources' sets.
+    held_out: Option<(DocumentSet, Vec<Option<String>>)>,
     train: Arc<PackedDataset>,
-    packing: PackOptions,
     shape: DataShape,
-    /// Sentences to print.
     notes: Vec<String>,
 }
 
-impl Read {
-    /// Returns the folder of the model.
-    fn folder(&self) -> &Path {
-        &self.folder
+impl Data {
+    /// Reads the model's description, the tokenizer and the data, for this many ranks and with the length group of a run that is continued.
+    fn read(
+        recipe: &RunConfig,
+        date: i64,
+        profile: &HardwareProfile,
+        need: Need,
+        (world_size, length_group): (usize, Option<usize>),
+    ) -> Result<Self, RunError> {
+        let found = recipe.fetch_model(need, Console::QUIET)?;
+        let folder = found.folder;
+        let mut model = recipe.read_model(&folder)?;
+        let (weights, no_weights) = match check_model(recipe, &folder, &model, found.missing_bytes == 0) {
+            // A plan needs no weights; errors in weights that are present are reported now.
+            Err(RunError::Model(error @ ModelError::NotThere { .. })) if need == Need::Description => {
+                (None, Some(error))
+            }
+            weights => (weights?, None),
+        };
+        let tokenizer = data_sets::tokenizer(recipe, &folder, date)?;
+        add_tokens(&tokenizer, &mut model)?;
+        recipe.adapter_of(&model)?;
+        // A new run with a missing adapter was refused earlier. A resumed run needs the adapter only as the reference of a preference loss, and looks
+        // for it then.
+        let adapter = recipe.fetch_adapter(need, Console::QUIET).ok().flatten();
+        let data = data_sets::read(recipe, &tokenizer, plan::tokenizing(recipe, profile))?;
+        let mut notes = data.notes();
+        notes.extend(adapter.as_deref().and_then(|from| start_note(from, recipe, &folder)));
+        notes.extend(no_weights.map(|error| format!("a run will not start: {error}")));
+        if recipe.init == Init::Pretrained && found.missing_bytes > 0 {
+            let gigabytes = found.missing_bytes as f64 / 1e9;
+            let name = &recipe.model;
+            notes.push(format!("the weights of {name} ({gigabytes:.2} GB) are on the Hub; a run downloads them"));
+        }
+        if profile.named.is_some() {
+            notes.extend(profile.notes.iter().cloned());
+        }
+        let has_chats = data.has_chats(&tokenizer);
+        let mut ends = end_of_turn::trained(&data.train.documents, &tokenizer);
+        if ends.is_empty() && has_chats && recipe.data.train_end_of_turn {
+            ends.extend(end_of_turn::in_template(&tokenizer)?);
+        }
+        notes.extend(end_of_turn::note(&ends, &tokenizer)?);
+        model.add_eos_token_ids(tokenizer.chosen_token_id(SpecialToken::Eos));
+        tokenizer.chosen_token_id(SpecialToken::Pad).into_iter().for_each(|id| model.set_pad_token_id(id));
+        model.add_eos_token_ids(ends);
+        let mut packing = pack_options(recipe, &tokenizer, data.train.documents.len(), world_size);
+        packing.length_group = length_group.or(packing.length_group);
+        let train = Arc::new(PackedDataset::new(data.train.documents, packing));
+        let shape = DataShape::new(&train, has_chats);
+        let names = || recipe.data.held_out_sources().into_iter().map(|source| source.name).collect();
+        let held_out = data.held_out.map(|set| (set.documents, names()));
+        let template = recipe.data.chat_template.as_ref().map(|_| tokenizer.chat_template()).transpose()?;
+        let template = template.map(|template| template.source().to_owned());
+        let cache = data.train.cache;
+        Ok(Self { model, folder, adapter, weights, tokenizer, template, cache, held_out, train, shape, notes })
     }
-}
-
-/// Reads the model's description, the tokenizer and the data, for this many ranks and with the length group of a run that is continued.
-fn read(
-    recipe: &RunConfig,
-    date: i64,
-    profile: &HardwareProfile,
-    need: Need,
-    (world_size, length_group): (usize, Option<usize>),
-) -> Result<Read, RunError> {
-    let found = recipe.fetch_model(need, Console::QUIET)?;
-    let folder = found.folder;
-    let mut model_config = read_config(&folder)?;
-    recipe.lora.iter().for_each(|lora| model_config.spec.fuse_experts_for(lora));
-    let (weights, no_weights) = match check_model(recipe, &folder, &model_config, found.missing_bytes == 0) {
-        // A plan needs no weights; errors in weights that are present are reported now.
-        Err(RunError::Model(error @ ModelError::NotThere { .. })) if need == Need::Description => (None, Some(error)),
-        weights => (weights?, None),
-    };
-    let tokenizer = data_sets::tokenizer(recipe, &folder, date)?;
-    let mut planned = with_new_tokens(recipe, &tokenizer, &mut model_config)?;
-    // A new run with a missing adapter was refused earlier. A resumed run needs the adapter only as the reference of a preference loss, and looks for
-    // it then.
-    let from = recipe.fetch_adapter(need, Console::QUIET).ok().flatten();
-    let start_note = from.as_deref().and_then(|from| start_note(from, &planned, &folder));
-    if let Some((lora, from)) = planned.lora.as_mut().zip(from) {
-        lora.init_from = Some(from.to_string_lossy().into_owned());
-    }
-    let data = data_sets::read(recipe, &tokenizer, plan::tokenizing(recipe, profile))?;
-    let mut notes = data.notes();
-    notes.extend(start_note);
-    notes.extend(no_weights.map(|error| format!("a run will not start: {error}")));
-    if recipe.init == Init::Pretrained && found.missing_bytes > 0 {
-        let gigabytes = found.missing_bytes as f64 / 1e9;
-        notes.push(format!("the weights of {} ({gigabytes:.2} GB) are on the Hub; a run downloads them", recipe.model));
-    }
-    if profile.named.is_some() {
-        notes.extend(profile.notes.iter().cloned());
-    }
-    let has_chats = data.has_chats(&tokenizer);
-    let mut ends = end_of_turn::trained(&data.train.documents, &tokenizer);
-    if ends.is_empty() && has_chats && recipe.data.train_end_of_turn {
-        ends.extend(end_of_turn::in_template(&tokenizer)?);
-    }
-    notes.extend(end_of_turn::note(&ends, &tokenizer)?);
-    model_config.add_eos_token_ids(tokenizer.chosen_token_id(SpecialToken::Eos));
-    tokenizer.chosen_token_id(SpecialToken::Pad).into_iter().for_each(|id| model_config.set_pad_token_id(id));
-    model_config.add_eos_token_ids(ends);
-    let mut packing = pack_options(recipe, &tokenizer, data.train.documents.len(), world_size);
-    packing.length_group = length_group.or(packing.length_group);
-    let train = Arc::new(PackedDataset::new(data.train.documents, packing.clone()));
-    let shape = DataShape::new(&train, has_chats);
-    let (cache, held_out) = (data.train.cache, data.held_out);
-    Ok(Read { planned, model_config, folder, weights, tokenizer, cache, held_out, train, packing, shape, notes })
-}
-
-/// Returns the text of the chat template if the recipe chose it.
-fn chosen_template(recipe: &RunConfig, tokenizer: &Tokenizer) -> Result<Option<String>, RunError> {
-    let template = recipe.data.chat_template.as_ref().map(|_| tokenizer.chat_template()).transpose()?;
-    Ok(template.map(|template| template.source().to_owned()))
 }
 
 /// Refuses adapter settings and weight files that do not fit the model, before the data is read, which may take long. Returns the weights that the
@@ -266,21 +262,16 @@ fn check_model(
     }
 }
 
-/// Adds rows to the model for the tokens that were added to the tokenizer, and makes the recipe's adapter train them. Returns the recipe that the
-/// plan sees; the typed one stays as it is.
+/// Adds rows to the model for the tokens that were added to the tokenizer.
 ///
 /// # Errors
-/// The tokenizer already had more tokens than the model has rows, or `lora.modules_to_save` names one of two tied tables.
-fn with_new_tokens(recipe: &RunConfig, tokenizer: &Tokenizer, model: &mut ModelConfig) -> Result<RunConfig, RunError> {
+/// The tokenizer already had more tokens than the model has rows.
+fn add_tokens(tokenizer: &Tokenizer, model: &mut ModelConfig) -> Result<(), RunError> {
     let ids: Vec<usize> = tokenizer.new_tokens().iter().map(|token| token.id as usize).collect();
-    let (tokens, rows) = (ids.first().copied().unwrap_or(tokenizer.vocab_size()), model.spec.vocab_size);
-    check_vocabulary(tokenizer, tokens, rows)?;
-    let mut planned = recipe.clone();
-    if let Some(lora) = &mut planned.lora {
-        *lora = lora.with_new_tokens(&ids, &model.spec)?;
-    }
+    let tokens = ids.first().copied().unwrap_or(tokenizer.vocab_size());
+    check_vocabulary(tokenizer, tokens, model.spec.vocab_size)?;
     model.add_tokens(&ids);
-    Ok(planned)
+    Ok(())
 }
 
 /// Checks that an adapter folder with a tokenizer assigns the new tokens the same ids as here, since its rows belong to its ids.
@@ -317,7 +308,7 @@ pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer, documents: usize,
     let defaults = PackOptions::new(config.max_seq_len);
     // A group has several steps, so that chance still decides which rows share one, and the data has several groups, of a whole step at least. How a
     // step is divided into micro-batches and over ranks does not matter: a run that ran out of memory goes on with smaller ones.
-    let of_step = config.train.rows_per_step.unwrap_or(config.rows_per_step() * world_size);
+    let of_step = config.rows_per_step(world_size);
     let length_group = defaults.length_group.map(|rows| rows.max((4 * of_step).min(of_step.max(documents / 16))));
     PackOptions {
         pack: config.pack,

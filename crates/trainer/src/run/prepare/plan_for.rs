@@ -13,23 +13,22 @@ use firebrick_hwprofile::human::{human_range, human_seconds};
 use firebrick_hwprofile::memory::human_bytes;
 use firebrick_hwprofile::spec::Engine;
 use firebrick_kernels::BackendKind;
-use firebrick_model::read_config;
 
 use crate::config::{ConfigError, RunConfig};
 use crate::console::{Console, error_message};
 use crate::error::RunError;
 use crate::hub::Need;
 use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
-use crate::run::prepare::{check_start, now, read};
+use crate::run::prepare::{Data, check_start, now};
 use crate::shipped;
 
 /// What plans of one recipe for several machines are made from.
 pub struct PlanBasis {
-    /// The recipe, with the rows of new tokens.
-    planned: RunConfig,
+    recipe: RunConfig,
     model: ModelConfig,
     data: DataShape,
     folder: PathBuf,
+    adapter: Option<PathBuf>,
     /// Sentences about the data, and about what could not be read.
     pub notes: Vec<String>,
 }
@@ -40,11 +39,10 @@ impl PlanBasis {
     /// # Errors
     /// Anything wrong with the recipe or with what can be read; a model that is neither here, nor on the Hub, nor shipped as a config.json.
     pub fn read(recipe: RunConfig, request: &PlanRequest) -> Result<Self, RunError> {
-        match check_start(&recipe).and_then(|()| read(&recipe, now(), &request.profile(), Need::Description, (1, None)))
-        {
-            Ok(read) => {
-                let (folder, notes) = (read.folder().to_owned(), read.notes);
-                Ok(Self { planned: read.planned, model: read.model_config, data: read.shape, folder, notes })
+        let read = || Data::read(&recipe, now(), &request.profile(), Need::Description, (1, None));
+        match check_start(&recipe).and_then(|()| read()) {
+            Ok(Data { model, shape: data, folder, adapter, notes, .. }) => {
+                Ok(Self { recipe, model, data, folder, adapter, notes })
             }
             Err(error) if is_absent(&error) => Self::of_full_rows(recipe, error),
             Err(error) => Err(error),
@@ -52,7 +50,7 @@ impl PlanBasis {
     }
 
     /// Plans with full rows, and with the config.json that is shipped if the model is what cannot be reached.
-    fn of_full_rows(mut recipe: RunConfig, error: RunError) -> Result<Self, RunError> {
+    fn of_full_rows(recipe: RunConfig, error: RunError) -> Result<Self, RunError> {
         let mut notes = Vec::new();
         let folder = match error {
             // The model was found before its data was missed.
@@ -63,17 +61,14 @@ impl PlanBasis {
                 folder
             }
         };
-        let mut model = read_config(&folder)?;
-        recipe.lora.iter().for_each(|lora| model.spec.fuse_experts_for(lora));
+        let mut model = recipe.read_model(&folder)?;
         let new = recipe.data.new_tokens.len() + recipe.data.new_special_tokens.len();
         let ids: Vec<usize> = (model.spec.vocab_size..model.spec.vocab_size + new).collect();
-        if let Some(lora) = &mut recipe.lora {
-            *lora = lora.with_new_tokens(&ids, &model.spec)?;
-        }
         model.add_tokens(&ids);
+        recipe.adapter_of(&model)?;
         let data = DataShape::of_full_rows(&recipe);
         notes.push(format!("the data was not read: {}", data.report));
-        Ok(Self { planned: recipe, model, data, folder, notes })
+        Ok(Self { recipe, model, data, folder, adapter: None, notes })
     }
 
     /// Returns the plan of a run of `world_size` processes on the machine of `request`.
@@ -82,11 +77,9 @@ impl PlanBasis {
     /// A recipe that cannot run there.
     pub fn plan(&self, world_size: usize, request: &PlanRequest) -> Result<Plan, RunError> {
         let profile = request.profile();
-        let Self { planned, model, data, .. } = self;
-        let mut plan =
-            Plan::resolve(PlanInputs { config: planned, profile: &profile, model, data, world_size, request })?;
-        plan.model_folder.value.clone_from(&self.folder);
-        Ok(plan)
+        let Self { recipe, model, data, .. } = self;
+        let inputs = PlanInputs { config: recipe, profile: &profile, model, data, world_size, request };
+        Ok(Plan::resolve(inputs)?.with_folders(self.folder.clone(), self.adapter.clone()))
     }
 
     /// Returns a table of all accelerators that are known, the fastest first; what cannot run there, and why, comes last. `price`: what an hour of a
@@ -99,8 +92,12 @@ impl PlanBasis {
                 others.push((machine.name, "no backend of Burn runs there".to_owned()));
                 continue;
             }
-            let request =
-                PlanRequest { machine: Some(machine), force: true, price_per_hour: price(machine), local_ranks: 1 };
+            let request = PlanRequest {
+                machine: Some(machine),
+                force: true,
+                price_per_hour: price(machine),
+                ..PlanRequest::default()
+            };
             match self.plan(world_size, &request).map(|plan| row(machine, &plan)) {
                 Ok(Ok((rank, cells))) => runs.push((rank, cells)),
                 Ok(Err(why)) => others.push((machine.name, why)),

@@ -15,10 +15,10 @@ use crate::hub::hub_id;
 use crate::plan::Plan;
 
 /// Returns a note if the adapter's base has another Hub id than the model in `folder`; only shapes are a reason to refuse it. Paths are not compared.
-pub(super) fn start_note(from: &Path, planned: &RunConfig, folder: &Path) -> Option<String> {
-    let name = planned.lora.as_ref()?.init_from.clone()?;
+pub(super) fn start_note(from: &Path, recipe: &RunConfig, folder: &Path) -> Option<String> {
+    let name = recipe.lora.as_ref()?.init_from.clone()?;
     let made_for = read_adapter_config(from).ok()?.base_model_name_or_path?;
-    let base = planned.adapter(folder)?.base_model_name_or_path?;
+    let base = recipe.adapter(folder)?.base_model_name_or_path?;
     let is_id = |name: &String| hub_id(Path::new(name)).is_some();
     let differs = [&made_for, &base].into_iter().all(is_id) && !made_for.eq_ignore_ascii_case(&base);
     differs.then(|| format!("adapter: {name} was made for {made_for}, and this run trains on {base}"))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use firebrick_arch::{ModelConfig, ModelSpec};
 use firebrick_data::{Cursor, Loader, LoaderConfig, PackedDataset};
 use firebrick_kernels::{Kernels, RunShape};
-use firebrick_model::{BuildOptions, Decoder, Division, HfFolder, PassOptions};
+use firebrick_model::{BuildOptions, Decoder, Division, HfFolder};
 use firebrick_optim::{LossScaling, Optimizer};
 use firebrick_parallel::Ranks;
 use firebrick_precision::FloatType;
@@ -16,10 +16,8 @@ use crate::config::Init;
 use crate::error::RunError;
 use crate::plan::{Plan, weight_owners};
 use crate::run::device::dtype_of;
-use crate::run::step::Trainer;
-use crate::run::step::preference::PairObjective;
+use crate::run::step::{StepSettings, Trainer};
 
-/// Batches built ahead of the step.
 const PREFETCH: usize = 4;
 
 /// The source of the base weights.
@@ -80,17 +78,7 @@ pub fn trainer<B: Kernels>(
         optimizer,
         schedule: plan.learning_rate_schedule(),
         ranks,
-        zero_stage: plan.zero_stage.value,
-        pass: PassOptions {
-            recompute: plan.recompute.value,
-            offload: plan.offload.value,
-            adapters: true,
-            dropout: None,
-        },
-        dropout_seed: plan.adapter_dropout.as_ref().map(|_| plan.seed.value),
-        loss_chunk_tokens: plan.loss_chunk_tokens.value,
-        pairs: PairObjective::planned(plan),
-        router_aux_loss: plan.router_aux_loss.as_ref().map(|weight| weight.value),
+        settings: StepSettings::planned(plan),
     })
 }
 

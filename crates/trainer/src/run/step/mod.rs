@@ -9,6 +9,7 @@
 pub mod assemble;
 pub mod eval_prompts;
 pub mod evaluate;
+mod outcome;
 pub mod preference;
 
 use std::collections::BTreeMap;
@@ -16,16 +17,18 @@ use std::sync::Arc;
 
 use burn_tensor::Tensor;
 use firebrick_data::{Batch, IGNORE_INDEX};
-use firebrick_kernels::{DeviceTime, GradientMap, GradientSink, Kernels, PAIR_NUMBERS, Readback};
+use firebrick_kernels::{DeviceTime, GradientMap, GradientSink, Kernels, PAIR_NUMBERS};
 use firebrick_model::{Decoder, DropoutMasks, LossOptions, MicroBatch, PassOptions};
 use firebrick_optim::{Optimizer, Schedule, StepReport, squared_norm};
 use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, ShardingSink};
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::preference::{PairObjective, StepCounts};
-use crate::config::ZeroStage;
+use crate::config::{PlannedTrain, ZeroStage};
 use crate::error::RunError;
-use crate::metrics::PairMetrics;
+use crate::plan::Plan;
+
+pub use outcome::{StepNumbers, StepOutcome};
 
 /// A model with everything needed to train it step by step.
 pub struct Trainer<B: Kernels> {
@@ -37,6 +40,15 @@ pub struct Trainer<B: Kernels> {
     pub schedule: Schedule,
     /// The processes that train together.
     pub ranks: Ranks,
+    /// What a step does.
+    pub settings: StepSettings,
+}
+
+/// The decisions of a plan that a step follows.
+#[derive(Clone, Debug, Default)]
+pub struct StepSettings {
+    /// The keys of `[train]` that are taken as they are.
+    pub train: PlannedTrain,
     /// What the ranks divide (ZeRO).
     pub zero_stage: ZeroStage,
     /// What the forward pass saves, and where; its dropout masks are those of each micro-batch.
@@ -51,81 +63,19 @@ pub struct Trainer<B: Kernels> {
     pub router_aux_loss: Option<f64>,
 }
 
-/// A step that was queued, with its numbers on their way to the host.
-#[derive(Debug)]
-pub struct StepOutcome {
-    /// The step, from 1.
-    pub step: u64,
-    /// Loss tokens of the step over all ranks.
-    pub loss_tokens: u64,
-    counts: StepCounts,
-    /// Micro-batches over all ranks, if they have an auxiliary loss.
-    balanced: Option<usize>,
-    nll_weight: f64,
-    /// The learning rate that was used.
-    pub learning_rate: f64,
-    /// Gradient norm, the loss sum or the sums of pairs, the sum of auxiliary losses and the loss scale if there are any.
-    numbers: Readback,
-    restore_wait: Option<Readback>,
-    comm_wait: Option<Readback>,
-    comm_time: Option<Readback>,
-}
-
-/// The numbers of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepNumbers {
-    /// Mean cross entropy over the loss tokens of all ranks; for pairs, their mean loss.
-    pub loss: f32,
-    /// The reported numbers of pairs.
-    pub pairs: Option<PairMetrics>,
-    /// Mean auxiliary loss of the micro-batches, without its weight.
-    pub aux_loss: Option<f32>,
-    /// Global norm of the gradients before clipping, without the loss scale.
-    pub grad_norm: f32,
-    /// The scale of the step's gradients, with dynamic loss scaling.
-    pub loss_scale: Option<f32>,
-    /// Milliseconds for which the device waited for tensors from host memory.
-    pub restore_wait_ms: f32,
-    /// Milliseconds for which the device waited for other ranks; `None` with one rank, or where it is not measured.
-    pub comm_wait_ms: Option<f32>,
-    /// Milliseconds of operations between devices; `None` under the same conditions.
-    pub comm_ms: Option<f32>,
-}
-
-impl StepOutcome {
-    /// Reads the numbers. Waits for the end of this step on the device, but not for later steps if the backend can distinguish them.
-    pub fn read(self) -> StepNumbers {
-        let numbers = self.numbers.wait();
-        let counts = self.counts;
-        let (loss, pairs, rest) = match numbers[1..].first_chunk::<PAIR_NUMBERS>() {
-            Some(sums) if counts.pairs > 0 => {
-                let (loss, pairs) =
-                    PairMetrics::new(sums.map(f64::from), [counts.pairs, counts.chosen_targets], self.nll_weight);
-                (loss as f32, Some(pairs), &numbers[1 + PAIR_NUMBERS..])
-            }
-            _ => (numbers[1] / self.loss_tokens as f32, None, &numbers[2..]),
-        };
-        let (aux_loss, rest) = match self.balanced {
-            Some(micro_batches) => (Some(rest[0] / micro_batches as f32), &rest[1..]),
-            None => (None, rest),
-        };
-        StepNumbers {
-            loss,
-            pairs,
-            aux_loss,
-            grad_norm: numbers[0],
-            loss_scale: rest.first().copied(),
-            restore_wait_ms: self.restore_wait.map_or(0.0, |wait| wait.wait()[0]),
-            comm_wait_ms: self.comm_wait.map(|wait| wait.wait()[0]),
-            comm_ms: self.comm_time.map(|time| time.wait()[0]),
+impl StepSettings {
+    /// Reads them in a plan.
+    pub fn planned(plan: &Plan) -> Self {
+        let (recompute, offload) = (plan.recompute.value, plan.offload.value);
+        Self {
+            train: plan.train.clone(),
+            zero_stage: plan.zero_stage.value,
+            pass: PassOptions { recompute, offload, adapters: true, dropout: None },
+            dropout_seed: plan.adapter_dropout.as_ref().map(|_| plan.seed.value),
+            loss_chunk_tokens: plan.loss_chunk_tokens.value,
+            pairs: PairObjective::planned(plan),
+            router_aux_loss: plan.router_aux_loss.as_ref().map(|weight| weight.value),
         }
-    }
-}
-
-impl StepNumbers {
-    /// Returns whether the gradients overflowed under the loss scale, so that the step changed only the scale.
-    pub fn was_skipped(&self) -> bool {
-        self.loss_scale.is_some() && !self.grad_norm.is_finite()
     }
 }
 
@@ -150,7 +100,7 @@ impl<B: Kernels> Trainer<B> {
     /// Takes a step as [`Trainer::step`] does, after the ranks have agreed on these counts.
     pub fn step_of(&mut self, micro_batches: &[Batch], counts: StepCounts) -> Result<StepOutcome, RunError> {
         assert!(counts.loss_tokens > 0, "a step needs at least one loss token");
-        assert!(self.pairs.is_none() || counts.pairs > 0, "a step of preference training needs a pair");
+        assert!(self.settings.pairs.is_none() || counts.pairs > 0, "a step of preference training needs a pair");
         // Waits of an evaluation before this step do not belong to the step.
         drop(B::device_time(self.model.device(), DeviceTime::RankWait));
         let loss_scale = self.optimizer.loss_scale();
@@ -170,11 +120,11 @@ impl<B: Kernels> Trainer<B> {
         // With loss scaling this waits for the preceding step; the forward and backward passes above are already queued.
         let learning_rate = self.schedule.rate(self.optimizer.next_update());
         let (loss_sum, report) = self.update(loss_sum, gradients, owners, learning_rate)?;
-        let (loss_sum, aux_loss_sum) = match (self.router_aux_loss, loss_sum.dims()) {
+        let (loss_sum, aux_loss_sum) = match (self.settings.router_aux_loss, loss_sum.dims()) {
             (Some(_), [count]) => (loss_sum.clone().narrow(0, 0, count - 1), Some(loss_sum.narrow(0, count - 1, 1))),
             (None, _) => (loss_sum, None),
         };
-        let sums: Vec<Tensor<B, 1>> = match self.pairs {
+        let sums: Vec<Tensor<B, 1>> = match self.settings.pairs {
             // The loss scale is only in the weights of the targets.
             Some(_) => (0..PAIR_NUMBERS).map(|number| loss_sum.clone().narrow(0, number, 1)).collect(),
             None => vec![loss_scale.into_iter().fold(loss_sum, Tensor::div)],
@@ -186,8 +136,8 @@ impl<B: Kernels> Trainer<B> {
             step: self.optimizer.steps(),
             loss_tokens: counts.loss_tokens,
             counts,
-            balanced: self.router_aux_loss.map(|_| micro_batches.len() * self.ranks.world_size()),
-            nll_weight: self.pairs.as_ref().map_or(0.0, |pairs| pairs.nll_weight),
+            balanced: self.settings.router_aux_loss.map(|_| micro_batches.len() * self.ranks.world_size()),
+            nll_weight: self.settings.pairs.as_ref().map_or(0.0, |pairs| pairs.nll_weight),
             learning_rate,
             numbers: B::read_later(numbers),
             restore_wait: B::device_time(device, DeviceTime::RestoreWait),
@@ -198,7 +148,7 @@ impl<B: Kernels> Trainer<B> {
 
     /// Returns whether a rank has only its share of the gradients.
     fn divides_gradients(&self) -> bool {
-        self.zero_stage.divides_gradients() && self.ranks.world_size() > 1
+        self.settings.zero_stage.divides_gradients() && self.ranks.world_size() > 1
     }
 
     /// Returns the rank that updates each parameter, by name, if ranks divide the updates; else nothing.
@@ -217,9 +167,9 @@ impl<B: Kernels> Trainer<B> {
         let mut sum: Option<Tensor<B, 1>> = None;
         for (index, batch) in micro_batches.iter().enumerate() {
             sink.begin_micro_batch(index + 1 == micro_batches.len());
-            let pass = PassOptions { dropout: self.dropout(index, batch), ..self.pass };
-            let (chunk_tokens, scale) = (self.loss_chunk_tokens, self.optimizer.loss_scale());
-            let of_batch = if let Some(pairs) = &self.pairs {
+            let pass = PassOptions { dropout: self.dropout(index, batch), ..self.settings.pass };
+            let (chunk_tokens, scale) = (self.settings.loss_chunk_tokens, self.optimizer.loss_scale());
+            let of_batch = if let Some(pairs) = &self.settings.pairs {
                 let mut on_device = pairs.upload(&self.model, batch)?;
                 self.balance(&mut on_device.batch, batch, micro_batches.len());
                 pairs.loss_and_gradients(&self.model, &on_device, counts, (pass, chunk_tokens, scale), sink)
@@ -244,7 +194,7 @@ impl<B: Kernels> Trainer<B> {
     /// Gives one of this rank's `count` micro-batches the auxiliary loss that balances experts, if the model trains with it. A micro-batch of nothing
     /// but padding, as a rank without rows has, counts as one whose loss is zero.
     fn balance(&self, on_device: &mut MicroBatch<B>, batch: &Batch, count: usize) {
-        let Some(weight) = self.router_aux_loss else { return };
+        let Some(weight) = self.settings.router_aux_loss else { return };
         let of_each = weight / (count * self.ranks.world_size()) as f64;
         let gradient_scale = match self.optimizer.loss_scale() {
             Some(loss_scale) => loss_scale.mul_scalar(of_each),
@@ -296,7 +246,7 @@ impl<B: Kernels> Trainer<B> {
     /// Returns the masks of a micro-batch in the coming step. Their seed follows from the run's seed and the step, and the place of a row in them from
     /// its place in the step over all micro-batches and ranks; none of it is state, so a resumed run has the masks of an uninterrupted one.
     fn dropout(&self, micro_batch: usize, batch: &Batch) -> Option<DropoutMasks> {
-        let place = [self.dropout_seed?, self.optimizer.steps() + 1];
+        let place = [self.settings.dropout_seed?, self.optimizer.steps() + 1];
         let micro_batch = micro_batch * self.ranks.world_size() + self.ranks.rank();
         Some(DropoutMasks {
             seed: xxh3_64(&place.map(u64::to_le_bytes).concat()),

@@ -72,11 +72,11 @@ impl LoadOptions {
 
     /// Reads the model's config, with rows for the tokens that the adapter has and the model lacks.
     fn config(&self) -> Result<ModelConfig, RunError> {
-        let mut config = read_config(&self.model)?;
-        if let Some(adapter) = &self.adapter {
-            grow_for_adapter(&mut config, adapter)?;
-        }
-        Ok(config)
+        let config = read_config(&self.model)?;
+        Ok(match &self.adapter {
+            Some(adapter) => grow_for_adapter(config, adapter)?,
+            None => config,
+        })
     }
 
     /// Returns the tokens by which the training of the adapter, or of the model if there is none, chose longrope's factors; 0 if no file records it.

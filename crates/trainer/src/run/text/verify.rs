@@ -49,7 +49,6 @@ impl Difference {
     }
 }
 
-/// The content of a golden file.
 struct Golden {
     rows: usize,
     tokens: usize,

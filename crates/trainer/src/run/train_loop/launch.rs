@@ -4,7 +4,6 @@
 //! Trade-off: a resumed run reads its data before its recipe is compared with the checkpoint, because the data is part of the
 //! comparison.
 
-use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -18,18 +17,15 @@ use crate::console::{Console, FailureReport, Outcome, Summary, error_message};
 use crate::error::RunError;
 use crate::hub::Need;
 use crate::metrics::Mlflow;
-use crate::plan::{Plan, PlanRequest};
+use crate::plan::PlanRequest;
 use crate::run::device::catch_failure;
 use crate::run::interrupt::Interrupt;
-use crate::run::prepare::together;
-use crate::run::prepare::{Prepared, check_start, prepare};
+use crate::run::prepare::{Prepared, check_start, prepare, together};
+use crate::run::train_loop::resumed::{already_finished, compare};
 use crate::run::train_loop::start::Place;
 use crate::run::train_loop::trace::TraceSteps;
 use crate::run::train_loop::{ReportWriter, Run};
-use crate::state::best::Best;
-use crate::state::checkpoint::{ADAPTER, MODEL};
-use crate::state::identity::{RunIdentity, RunSettings};
-use crate::state::resume_point::{ResumeFrom, ResumePoint};
+use crate::state::resume_point::ResumeFrom;
 use crate::with_backend;
 
 /// A recipe, and how to run it.
@@ -58,137 +54,98 @@ pub struct RunOptions {
 /// # Errors
 /// Any error that stops the run; what was saved stays.
 pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
-    let ranks = options.ranks.clone();
-    let is_saving = Arc::<AtomicBool>::default();
-    together::end_when_lost(&ranks, is_saving.clone());
-    let result = run_rank(options, is_saving).and_then(|outcome| {
-        ranks.leave()?;
-        Ok(outcome)
-    });
-    if let Err(error) = &result {
-        ranks.fail(&error_message(error));
-    }
-    result
-}
-
-fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, RunError> {
     let started = Instant::now();
-    let RunOptions { config, resume, console, interrupt, trace, force, ranks, report: writer } = options;
-    together::agree_on_recipe(&ranks, &config)?;
-    let (date, resumed) = together::start_of(&ranks, &config, resume.as_ref())?;
-    if let Some(server) = config.mlflow.as_ref().filter(|_| ranks.is_main()) {
-        Mlflow::reach(server)?;
-    }
-    let sources = [config.data.training_sources(), config.data.held_out_sources()].concat();
-    config.fetch_model_on(&ranks, &sources, Need::Weights, console)?;
-    if resumed.is_none() {
-        check_start(&config)?;
-    }
-    let mut config = config;
-    if let Some(decided) = resumed.as_ref().and_then(|point| point.state.decided) {
-        config.go_on_as(decided, ranks.world_size());
-    }
-    let request = PlanRequest { force, local_ranks: ranks.local_world_size(), ..PlanRequest::default() };
-    let length_group = resumed.as_ref().and_then(|point| point.state.length_group(&config));
-    let prepared = {
-        let _shown = console.activity(reading_data);
-        let world_size = ranks.world_size();
-        together::prepare_in_turn(&ranks, || prepare(config, date, world_size, &request, Need::Weights, length_group))?
+    let RunOptions { console, trace, report: writer, ref interrupt, ref ranks, .. } = options;
+    let is_saving = Arc::<AtomicBool>::default();
+    together::end_when_lost(ranks, is_saving.clone());
+    let tell = |error: RunError| {
+        ranks.fail(&error_message(&error));
+        error
     };
-    together::agree_on_data(&ranks, &prepared)?;
-    together::agree_on_folder(&ranks, &prepared.plan, resumed.as_ref())?;
-    let mut notes = prepared.data_notes.clone();
-    if let Some(point) = &resumed {
-        notes.extend(compare(point, &prepared)?);
-    }
-    for note in &notes {
-        console.print(note);
-    }
-    if let Some(point) = &resumed {
-        let found = already_finished(point, &prepared.plan);
-        // The run ends here only if all ranks find them: one rank may see the folder differently.
-        let missing = ranks.all_reduce_count(u64::from(found.is_none()))?;
-        if let (Some((summary, note)), 0) = (found, missing) {
-            console.print(&note);
+    let (prepared, place) = match ready(&options).map_err(tell)? {
+        Ready::Train(prepared, place) => (prepared, place),
+        Ready::Ended(summary) => {
+            ranks.leave().map_err(RunError::from).map_err(tell)?;
             return Ok(Outcome::Finished(summary));
-        }
-    }
-    let place = match resumed {
-        Some(point) => Place::Resumed(Box::new(point)),
-        None => {
-            let folder = together::new_folder(&ranks, &prepared.plan)?;
-            if let Some(notice) = folder.notice() {
-                console.print(notice);
-            }
-            Place::New(folder)
         }
     };
     console.brief(&prepared.plan, place.folder().path());
     let report = FailureReport::new(&prepared.plan, Some(place.folder().path().to_path_buf()));
-    let job = ranks.clone();
     let result = with_backend!(prepared.plan.backend.value, B => {
         catch_failure(|| together::catch_loss(|| {
-            let mut run = Run::<B>::start(prepared, place, ranks, console, interrupt, started)?;
+            let mut run = Run::<B>::start(prepared, place, ranks.clone(), console, interrupt.clone(), started)?;
             (run.trace, run.is_saving, run.report) = (trace, is_saving, writer);
             run.train()
         }))
     });
-    match (result, job.check("training")) {
+    let outcome = match (result, ranks.check("training")) {
         // Errors of a device or an exchange after another rank is lost are consequences of the loss.
-        (Err(_), Err(lost)) => Err(report.lost(&lost, job.is_main())),
+        (Err(_), Err(lost)) => Err(report.lost(&lost, ranks.is_main())),
         (Ok(Err(RunError::Parallel(ParallelError::Comm(CommError::Lost { .. })))), Err(lost)) => {
-            Err(report.lost(&lost, job.is_main()))
+            Err(report.lost(&lost, ranks.is_main()))
         }
         (Ok(result), _) => result,
         (Err(failure), Ok(())) => Err(report.error(failure)),
+    };
+    let outcome = outcome.map_err(tell)?;
+    ranks.leave().map_err(RunError::from).map_err(tell)?;
+    Ok(outcome)
+}
+
+/// A run whose data and plan all ranks agree on.
+enum Ready {
+    /// It trains, from this place.
+    Train(Prepared, Place),
+    /// It had taken all of its steps.
+    Ended(Summary),
+}
+
+/// Prepares a run on all ranks, and finds its folder or the checkpoint that it continues from.
+fn ready(options: &RunOptions) -> Result<Ready, RunError> {
+    let RunOptions { config, resume, console, force, ranks, .. } = options;
+    together::agree_on_recipe(ranks, config)?;
+    let (date, resumed) = together::start_of(ranks, config, resume.as_ref())?;
+    if let Some(server) = config.mlflow.as_ref().filter(|_| ranks.is_main()) {
+        Mlflow::reach(server)?;
     }
+    let sources = [config.data.training_sources(), config.data.held_out_sources()].concat();
+    config.fetch_model_on(ranks, &sources, Need::Weights, *console)?;
+    if resumed.is_none() {
+        check_start(config)?;
+    }
+    let state = resumed.as_ref().map(|point| &point.state);
+    let (decided, local_ranks) = (state.and_then(|state| state.decided), ranks.local_world_size());
+    let request = PlanRequest { force: *force, local_ranks, decided, ..PlanRequest::default() };
+    let length_group = state.and_then(|state| state.length_group(config));
+    let prepared = {
+        let _shown = console.activity(reading_data);
+        let (config, world_size) = (config.clone(), ranks.world_size());
+        together::prepare_in_turn(ranks, || prepare(config, date, world_size, &request, Need::Weights, length_group))?
+    };
+    together::agree_on_data(ranks, &prepared)?;
+    together::agree_on_folder(ranks, &prepared.plan, resumed.as_ref())?;
+    let changes = resumed.as_ref().map(|point| compare(point, &prepared)).transpose()?;
+    for note in prepared.data_notes.iter().chain(changes.iter().flatten()) {
+        console.print(note);
+    }
+    let Some(point) = resumed else {
+        let folder = together::new_folder(ranks, &prepared.plan)?;
+        if let Some(notice) = folder.notice() {
+            console.print(notice);
+        }
+        return Ok(Ready::Train(prepared, Place::New(folder)));
+    };
+    let found = already_finished(&point, &prepared.plan);
+    // The run ends here only if all ranks find them: one rank may see the folder differently.
+    let missing = ranks.all_reduce_count(u64::from(found.is_none()))?;
+    if let (Some((summary, note)), 0) = (found, missing) {
+        console.print(&note);
+        return Ok(Ready::Ended(summary));
+    }
+    Ok(Ready::Train(prepared, Place::Resumed(Box::new(point))))
 }
 
 /// Returns the text to show while data is read and tokenized.
 pub fn reading_data() -> String {
     format!("reading data: {} records tokenized", records_encoded())
-}
-
-/// Errors if the checkpoint belongs to another run; otherwise returns a sentence for each changed setting.
-fn compare(point: &ResumePoint, prepared: &Prepared) -> Result<Vec<String>, RunError> {
-    let identity = |data| RunIdentity::new(&prepared.plan, data);
-    let earlier = prepared.train.earlier_fingerprint().map(identity);
-    if earlier.is_some_and(|earlier| point.state.identity.check(&earlier).is_ok()) {
-        return Err(RunError::Refused(
-            "the checkpoint was made by a version that counted in the cross entropy of ORPO what the chat template writes \
-             after the chosen answer, which this version leaves out: a resumed run must be the same run. Resume it with the \
-             version of Firebrick that saved it, or start a new run under another name, which goes on from this one's \
-             adapter with lora.init_from = \"runs/NAME/adapter\""
-                .to_owned(),
-        ));
-    }
-    point.state.identity.check(&identity(prepared.train.fingerprint()))?;
-    let changes = point.state.settings.changes(&RunSettings::new(&prepared.plan));
-    let rate = point.state.settings.rate_change(&prepared.plan.learning_rate_schedule(), point.state.step);
-    Ok(point.notes.iter().cloned().chain(changes).chain(rate).collect())
-}
-
-/// Returns the results of a run that has taken all steps of the plan and written them, with a sentence on how to train further; `None` if any of that
-/// is missing.
-fn already_finished(point: &ResumePoint, plan: &Plan) -> Option<(Summary, String)> {
-    let step = point.state.step;
-    let (result, key) = match plan.lora.value {
-        Some(_) => (point.folder.path().join(ADAPTER), "lora.init_from"),
-        None => (point.folder.path().join(MODEL), "model"),
-    };
-    let summary: Summary = serde_json::from_slice(&fs::read(point.folder.summary_json()).ok()?).ok()?;
-    let ends_early = Best::ends(point.state.best.as_ref(), plan.best.as_ref().map(|best| &best.value));
-    let is_finished = (step >= plan.steps.value || ends_early) && summary.steps == step && result.is_dir();
-    let (why, larger) = match ends_early {
-        true => (format!("ended early after step {step}"), "best.patience"),
-        false => {
-            (format!("has taken all of its {step} steps"), "train.steps (the schedule is then that of the longer run)")
-        }
-    };
-    let note = format!(
-        "the run {why}, so nothing is done and nothing was changed. To train further, write a larger {larger}, or start a \
-         new run with {key} = \"{}\"",
-        result.display()
-    );
-    is_finished.then_some((summary, note))
 }

@@ -9,14 +9,14 @@ mod first_loss;
 pub(super) mod launch;
 mod numbers;
 mod reference;
+mod resumed;
 mod saving;
 mod start;
 pub mod trace;
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use firebrick_data::{Batch, Cursor, Loader};
@@ -24,21 +24,19 @@ use firebrick_hwprofile::usage::UsageMonitor;
 use firebrick_kernels::Kernels;
 use firebrick_parallel::{Limits, Ranks, Watchdog};
 
-use self::numbers::{Pending, Unreported, open_sinks, report_evaluation, watch_usage};
-use self::start::{Place, Start};
-use self::trace::{AGREE, DATA, HostSpans, QUEUE, RunTrace, TraceSteps, of_all_ranks};
+use self::numbers::{Pending, Unreported, open_sinks, watch_usage};
+use self::start::{Place, Start, load};
+use self::trace::{AGREE, DATA, HostSpans, QUEUE, TraceSteps};
 use crate::console::{Console, Outcome, Progress};
 use crate::error::RunError;
 use crate::metrics::{Evaluation, MemoryMeter, MetricSinks, RankMeter};
 use crate::run::device::{dtype_of, self_test, tested};
 use crate::run::interrupt::Interrupt;
-use crate::run::prepare::Prepared;
-use crate::run::step::Trainer;
-use crate::run::step::assemble;
-use crate::run::step::evaluate::Stage;
+use crate::run::prepare::{Prepared, Texts};
 use crate::run::step::preference::StepCounts;
+use crate::run::step::{Trainer, assemble};
 use crate::state::best::Best;
-use crate::state::checkpoint::{ADAPTER, RunState, SavedWeights};
+use crate::state::checkpoint::{RunState, SavedWeights};
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::state::run_folder::RunFolder;
 
@@ -46,9 +44,10 @@ use crate::state::run_folder::RunFolder;
 /// ended; it will be the last file in the folder. A failed report does not fail the run.
 pub type ReportWriter = fn(&Path, Option<&str>) -> String;
 
-/// A run on a backend.
 struct Run<B: Kernels> {
     prepared: Prepared,
+    /// The recipe and the plan, to save.
+    texts: Texts,
     folder: RunFolder,
     console: Console,
     trainer: Trainer<B>,
@@ -69,9 +68,7 @@ struct Run<B: Kernels> {
     unreported: Option<Unreported>,
     rank_meter: RankMeter,
     watchdog: Watchdog,
-    /// Steps to trace.
     trace: Option<TraceSteps>,
-    /// Host spans while steps are traced.
     spans: Option<HostSpans>,
     /// Whether the ranks agreed to end after this step.
     ends_together: bool,
@@ -81,7 +78,6 @@ struct Run<B: Kernels> {
     best_saved: Option<u64>,
     /// Whether a checkpoint is being written; it is finished even if another rank is lost.
     is_saving: Arc<AtomicBool>,
-    /// Writes a report at the end.
     report: Option<ReportWriter>,
 }
 
@@ -95,7 +91,7 @@ impl<B: Kernels> Run<B> {
         interrupt: Interrupt,
         started: Instant,
     ) -> Result<Self, RunError> {
-        prepared.recipe.name = place.folder().name().to_owned();
+        let texts = prepared.texts(place.folder().name());
         let plan = &prepared.plan;
         let reference = ReferenceIdentity::of(plan)?;
         if let Some(note) = place.check_reference(reference.as_ref())? {
@@ -117,7 +113,7 @@ impl<B: Kernels> Run<B> {
         let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
         let reference_file = reference::prepare(&mut prepared, &mut trainer, reference.as_ref(), console)?;
         let Start { folder, state, resumed } =
-            Start::new(place, &prepared, &mut trainer, &weights, reference, console)?;
+            Start::new(place, &prepared, &texts, &mut trainer, &weights, reference, console)?;
         let mut sinks = if trainer.ranks.is_main() {
             open_sinks(&folder, resumed, &state, &prepared.plan)?
         } else {
@@ -135,6 +131,7 @@ impl<B: Kernels> Run<B> {
             wall_before: state.wall_s,
             best_saved: state.best.as_ref().map(|best| best.step),
             prepared,
+            texts,
             folder,
             console,
             interrupt,
@@ -218,11 +215,6 @@ impl<B: Kernels> Run<B> {
             || Best::ends(self.state.best.as_ref(), plan.best.as_ref().map(|best| &best.value))
     }
 
-    /// Returns the evaluation after the last step, if this process has made it.
-    fn evaluated_now(&self) -> Option<Evaluation> {
-        self.evaluated.clone().filter(|(step, _)| *step == self.state.step).map(|(_, evaluation)| evaluation)
-    }
-
     /// Returns whether all ranks end after this step.
     fn ends(&self) -> bool {
         if self.trainer.ranks.world_size() == 1 { self.interrupt.is_requested() } else { self.ends_together }
@@ -296,71 +288,6 @@ impl<B: Kernels> Run<B> {
         }
     }
 
-    /// Evaluates after a step, unless the run is about to end: then the resumed run evaluates first. Returns whether this is the best evaluation so
-    /// far, the same on all ranks.
-    fn evaluate(&mut self) -> Result<bool, RunError> {
-        self.flush()?;
-        self.state.evaluation_is_due = true;
-        let evaluation = self.evaluation()?;
-        self.state.evaluation_is_due = evaluation.is_none();
-        let Some(evaluation) = evaluation else { return Ok(false) };
-        let step = self.state.step;
-        report_evaluation(&mut self.sinks, step, &evaluation);
-        let best = self.prepared.plan.best.as_ref();
-        let is_best = best.is_some_and(|best| Best::compare(&mut self.state.best, &best.value, step, &evaluation));
-        self.evaluated = Some((step, evaluation));
-        Ok(is_best)
-    }
-
-    /// Evaluates the model as it is; `None` if the run is about to end.
-    fn evaluation(&mut self) -> Result<Option<Evaluation>, RunError> {
-        let (interrupt, sinks) = (&self.interrupt, &mut self.sinks);
-        let watch = &mut |stage: Stage| {
-            sinks.activity(&stage.to_string());
-            if interrupt.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        let (model, ranks) = (&self.trainer.model, &self.trainer.ranks);
-        let evaluation = self.prepared.evaluation.evaluate_watched(model, &self.prepared.tokenizer, ranks, watch)?;
-        if evaluation.is_none() {
-            self.agree_on_step(StepCounts::default(), 0)?;
-        }
-        Ok(evaluation)
-    }
-
-    /// Traces steps and writes the trace. The steps run like all others; the host waits for the device before the first and after the last.
-    fn advance_traced(&mut self, steps: TraceSteps) -> Result<bool, RunError> {
-        let device = self.trainer.model.device().clone();
-        let last = steps.last.min(self.prepared.plan.steps.value);
-        // The clocks of all ranks begin together.
-        self.trainer.ranks.barrier()?;
-        let (is_stopped, operations) = B::trace(&device, || {
-            self.spans = Some(HostSpans::start());
-            while self.state.step < last && !self.is_over() {
-                if self.advance()? {
-                    return Ok(true);
-                }
-            }
-            Ok::<_, RunError>(false)
-        });
-        let is_stopped = is_stopped?;
-        let host = self.spans.take().unwrap_or_else(HostSpans::start);
-        let trace = RunTrace { steps: TraceSteps { last, ..steps }, host, device: operations };
-        let ranks = &self.trainer.ranks;
-        let all = ranks.all_gather("trace", trace.events(ranks.rank()))?;
-        if ranks.is_main() {
-            self.folder.write("trace.json", &of_all_ranks(&all))?;
-        }
-        self.console.print(&format!("{trace}; {}", self.folder.path().join("trace.json").display()));
-        Ok(is_stopped)
-    }
-
-    /// Adds the host's work since `started` to the trace, if there is one.
-    fn note(&mut self, name: &'static str, step: u64, started: Instant) {
-        if let Some(spans) = &mut self.spans {
-            spans.add(name, step, started);
-        }
-    }
-
     fn next_micro_batches(&mut self) -> (Vec<Batch>, Cursor) {
         let count = self.prepared.plan.gradient_accumulation.value;
         let mut cursor = self.state.cursor;
@@ -373,26 +300,4 @@ impl<B: Kernels> Run<B> {
             .collect();
         (batches, cursor)
     }
-}
-
-/// Builds the trainer, and shows the progress of reading its weights.
-fn load<B: Kernels>(
-    prepared: &Prepared,
-    checkpoint: Option<&Path>,
-    ranks: Ranks,
-    console: Console,
-    device: &B::Device,
-) -> Result<Trainer<B>, RunError> {
-    let (mut plan, model) = (prepared.plan.clone(), &prepared.model_config);
-    if let (Some(lora), Some(checkpoint)) = (&mut plan.lora.value, checkpoint) {
-        // If the base lost a part to the adapter, the checkpoint determines that part.
-        lora.init_from = Some(checkpoint.join(ADAPTER).to_string_lossy().into_owned());
-    }
-    let (read, all) = (Arc::new(AtomicUsize::new(0)), model.spec.tensors().len());
-    let shown = Arc::clone(&read);
-    let _shown =
-        console.activity(move || format!("loading the model: {} of {all} tensors", shown.load(Ordering::Relaxed)));
-    assemble::trainer::<B>(&plan, model, plan.init.value.into(), ranks, device, &mut |_| {
-        read.fetch_add(1, Ordering::Relaxed);
-    })
 }

@@ -1,7 +1,8 @@
-//! The numbers of steps: read one step late, combined with those of the other ranks, and sent to the sinks.
+//! The numbers of steps, read one step late and combined with those of the other ranks, and of evaluations; all are sent to the sinks.
 //!
 //! Trade-off: with several ranks, a step is logged after the exchange of the next one.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use firebrick_hwprofile::usage::UsageMonitor;
@@ -17,9 +18,11 @@ use crate::metrics::{
 };
 use crate::plan::Plan;
 use crate::run::prepare::Prepared;
+use crate::run::step::evaluate::Stage;
 use crate::run::step::preference::StepCounts;
 use crate::run::step::{StepNumbers, StepOutcome};
 use crate::run::train_loop::trace::NUMBERS;
+use crate::state::best::Best;
 use crate::state::checkpoint::RunState;
 use crate::state::run_folder::RunFolder;
 
@@ -45,6 +48,42 @@ pub(super) struct Unreported {
 }
 
 impl<B: Kernels> Run<B> {
+    /// Returns the evaluation after the last step, if this process has made it.
+    pub(super) fn evaluated_now(&self) -> Option<Evaluation> {
+        self.evaluated.clone().filter(|(step, _)| *step == self.state.step).map(|(_, evaluation)| evaluation)
+    }
+
+    /// Evaluates after a step, unless the run is about to end: then the resumed run evaluates first. Returns whether this is the best evaluation so
+    /// far, the same on all ranks.
+    pub(super) fn evaluate(&mut self) -> Result<bool, RunError> {
+        self.flush()?;
+        self.state.evaluation_is_due = true;
+        let evaluation = self.evaluation()?;
+        self.state.evaluation_is_due = evaluation.is_none();
+        let Some(evaluation) = evaluation else { return Ok(false) };
+        let step = self.state.step;
+        report_evaluation(&mut self.sinks, step, &evaluation);
+        let best = self.prepared.plan.best.as_ref();
+        let is_best = best.is_some_and(|best| Best::compare(&mut self.state.best, &best.value, step, &evaluation));
+        self.evaluated = Some((step, evaluation));
+        Ok(is_best)
+    }
+
+    /// Evaluates the model as it is; `None` if the run is about to end.
+    pub(super) fn evaluation(&mut self) -> Result<Option<Evaluation>, RunError> {
+        let (interrupt, sinks) = (&self.interrupt, &mut self.sinks);
+        let watch = &mut |stage: Stage| {
+            sinks.activity(&stage.to_string());
+            if interrupt.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let (model, ranks) = (&self.trainer.model, &self.trainer.ranks);
+        let evaluation = self.prepared.evaluation.evaluate_watched(model, &self.prepared.tokenizer, ranks, watch)?;
+        if evaluation.is_none() {
+            self.agree_on_step(StepCounts::default(), 0)?;
+        }
+        Ok(evaluation)
+    }
+
     /// Sums the next step's denominators and its tokens over all ranks, and notes whether a rank is requested to end.
     pub(super) fn agree_on_step(&mut self, counts: StepCounts, tokens: u64) -> Result<(StepCounts, u64), RunError> {
         let ranks = &self.trainer.ranks;

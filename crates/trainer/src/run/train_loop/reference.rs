@@ -55,7 +55,7 @@ pub(super) fn prepare<B: Kernels>(
         let (held_out, _) = pass.of(&rows, plan.eval_micro_batch_size.value)?;
         prepared.evaluation.set_reference(Reference::Cached(held_out));
     }
-    if let Some(pairs) = &mut trainer.pairs {
+    if let Some(pairs) = &mut trainer.settings.pairs {
         pairs.reference = Reference::Cached(train);
     }
     Ok(found_in)
@@ -66,7 +66,6 @@ type FoundSums = (Arc<Vec<f32>>, Option<PathBuf>);
 
 /// A pass that computes a set's log-probabilities.
 struct ReferencePass<'a, B: Kernels> {
-    /// The model before its first step.
     trainer: &'a mut Trainer<B>,
     /// Names the adapter that the run starts from.
     plan: &'a Plan,
@@ -74,7 +73,6 @@ struct ReferencePass<'a, B: Kernels> {
     cache: Option<(&'a Path, Xxh3)>,
     /// Whether the trainer has loaded the matrices of the adapter that the run starts from.
     is_adapter_loaded: bool,
-    /// The console that shows the progress.
     console: Console,
 }
 
@@ -116,7 +114,7 @@ impl<B: Kernels> ReferencePass<'_, B> {
     }
 
     fn compute(&self, rows: &Arc<PackedDataset>, rows_per_batch: usize) -> Result<Vec<f32>, RunError> {
-        let Trainer { model, ranks, loss_chunk_tokens, .. } = &*self.trainer;
+        let Trainer { model, ranks, settings, .. } = &*self.trainer;
         let mut sums = vec![0.0; rows.documents().len()];
         let batches = rows.rows().div_ceil(rows_per_batch * ranks.world_size());
         let mut loader = loader_once(rows, rows_per_batch, ranks.rank(), ranks.world_size());
@@ -125,7 +123,7 @@ impl<B: Kernels> ReferencePass<'_, B> {
         let _shown =
             self.console.activity(move || format!("reference: batch {} of {batches}", shown.load(Ordering::Relaxed)));
         while let Some((batch, _)) = loader.next_batch() {
-            score(model, &batch, *loss_chunk_tokens, &mut sums)?;
+            score(model, &batch, settings.loss_chunk_tokens, &mut sums)?;
             done.fetch_add(1, Ordering::Relaxed);
         }
         B::release_memory(model.device());

@@ -90,14 +90,13 @@ impl<B: Kernels> Run<B> {
 
     /// Writes a checkpoint on rank 0; the other ranks add their shares of the optimizer's state if they divide it.
     fn write_checkpoint(&self, collected: CollectedWeights) -> Result<(), RunError> {
-        let texts = [("config.toml", self.prepared.recipe.to_toml()), ("plan.toml", self.prepared.plan.to_toml())];
         let snapshot = Snapshot {
             model: &self.trainer.model,
             weights: &self.weights,
             collected,
             optimizer: &self.trainer.optimizer,
             state: &self.state,
-            texts: &texts,
+            texts: &self.texts,
         };
         // The best so far is the best until a better one is complete.
         let count = self.prepared.plan.checkpoints_kept.value;

@@ -4,6 +4,7 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use firebrick_arch::ModelConfig;
@@ -15,12 +16,13 @@ use firebrick_parallel::Ranks;
 use crate::console::Console;
 use crate::error::RunError;
 use crate::metrics::Evaluation;
-use crate::run::prepare::Prepared;
 use crate::run::prepare::together;
+use crate::run::prepare::{Prepared, Texts};
 use crate::run::step::Trainer;
+use crate::run::step::assemble;
 use crate::run::step::evaluate::Stage;
 use crate::run::text::generate::{continue_prompts, encode_prompt};
-use crate::state::checkpoint::{RunState, SavedWeights, restore};
+use crate::state::checkpoint::{ADAPTER, RunState, SavedWeights, restore};
 use crate::state::checkpoint_folder::{checkpoint_of, set_aside_after};
 use crate::state::identity::{RunIdentity, RunSettings, check_model};
 use crate::state::manifest::Manifest;
@@ -80,6 +82,7 @@ impl Start {
     pub(super) fn new<B: Kernels>(
         place: Place,
         prepared: &Prepared,
+        texts: &Texts,
         trainer: &mut Trainer<B>,
         weights: &SavedWeights,
         reference: Option<ReferenceIdentity>,
@@ -87,7 +90,7 @@ impl Start {
     ) -> Result<Self, RunError> {
         match place {
             Place::New(folder) => {
-                save_texts(&folder, prepared, &trainer.ranks)?;
+                save_texts(&folder, texts, &trainer.ranks)?;
                 if let Some(adapter) = &prepared.plan.lora_init_from.value {
                     trainer.model.load_adapter(adapter)?;
                 }
@@ -99,20 +102,39 @@ impl Start {
                 let (folder, state) = continue_from(*point, prepared, trainer, weights, console)?;
                 let state = RunState { reference, decided: Some(prepared.plan.decided()), ..state };
                 together::agree_on_weights(&trainer.ranks, &prepared.plan, &mut trainer.model)?;
-                save_texts(&folder, prepared, &trainer.ranks)?;
+                save_texts(&folder, texts, &trainer.ranks)?;
                 Ok(Self { resumed: Some(state.step), folder, state })
             }
         }
     }
 }
 
-/// Saves the recipe and the plan next to the results.
-fn save_texts(folder: &RunFolder, prepared: &Prepared, ranks: &Ranks) -> Result<(), RunError> {
-    if !ranks.is_main() {
-        return Ok(());
+/// Builds the trainer, and shows the progress of reading its weights.
+pub(super) fn load<B: Kernels>(
+    prepared: &Prepared,
+    checkpoint: Option<&Path>,
+    ranks: Ranks,
+    console: Console,
+    device: &B::Device,
+) -> Result<Trainer<B>, RunError> {
+    let (mut plan, model) = (prepared.plan.clone(), &prepared.model_config);
+    if let (Some(lora), Some(checkpoint)) = (&mut plan.lora.value, checkpoint) {
+        // If the base lost a part to the adapter, the checkpoint determines that part.
+        lora.init_from = Some(checkpoint.join(ADAPTER).to_string_lossy().into_owned());
     }
-    folder.write("config.toml", &prepared.recipe.to_toml())?;
-    Ok(folder.write("plan.toml", &prepared.plan.to_toml())?)
+    let (read, all) = (Arc::new(AtomicUsize::new(0)), model.spec.tensors().len());
+    let shown = Arc::clone(&read);
+    let _shown =
+        console.activity(move || format!("loading the model: {} of {all} tensors", shown.load(Ordering::Relaxed)));
+    assemble::trainer::<B>(&plan, model, plan.init.value.into(), ranks, device, &mut |_| {
+        read.fetch_add(1, Ordering::Relaxed);
+    })
+}
+
+/// Saves the recipe and the plan next to the results.
+fn save_texts(folder: &RunFolder, texts: &Texts, ranks: &Ranks) -> Result<(), RunError> {
+    let mut texts = texts.iter().filter(|_| ranks.is_main());
+    Ok(texts.try_for_each(|(name, text)| folder.write(name, text))?)
 }
 
 /// Returns the state before the first step: evaluated and sampled, unless the plan leaves that out.
@@ -151,7 +173,6 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
     })
 }
 
-/// Evaluates, and shows the progress.
 fn evaluated<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: Console) -> Result<Evaluation, RunError> {
     let stage = Arc::new(Mutex::new(None));
     let shown = Arc::clone(&stage);

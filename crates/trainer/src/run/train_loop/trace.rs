@@ -10,8 +10,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use firebrick_kernels::{COLLECTIVE, TracedOperation};
+use firebrick_kernels::{COLLECTIVE, Kernels, TracedOperation};
 use serde_json::{Value, json};
+
+use super::Run;
+use crate::error::RunError;
 
 /// The steps to trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,6 +159,42 @@ pub(super) const QUEUE: &str = "queue step";
 pub(super) const AGREE: &str = "wait for ranks";
 /// The host waits for the numbers of the preceding step.
 pub(super) const NUMBERS: &str = "wait for numbers";
+
+impl<B: Kernels> Run<B> {
+    /// Traces steps and writes the trace. The steps run like all others; the host waits for the device before the first and after the last.
+    pub(super) fn advance_traced(&mut self, steps: TraceSteps) -> Result<bool, RunError> {
+        let device = self.trainer.model.device().clone();
+        let last = steps.last.min(self.prepared.plan.steps.value);
+        // The clocks of all ranks begin together.
+        self.trainer.ranks.barrier()?;
+        let (is_stopped, operations) = B::trace(&device, || {
+            self.spans = Some(HostSpans::start());
+            while self.state.step < last && !self.is_over() {
+                if self.advance()? {
+                    return Ok(true);
+                }
+            }
+            Ok::<_, RunError>(false)
+        });
+        let is_stopped = is_stopped?;
+        let host = self.spans.take().unwrap_or_else(HostSpans::start);
+        let trace = RunTrace { steps: TraceSteps { last, ..steps }, host, device: operations };
+        let ranks = &self.trainer.ranks;
+        let all = ranks.all_gather("trace", trace.events(ranks.rank()))?;
+        if ranks.is_main() {
+            self.folder.write("trace.json", &of_all_ranks(&all))?;
+        }
+        self.console.print(&format!("{trace}; {}", self.folder.path().join("trace.json").display()));
+        Ok(is_stopped)
+    }
+
+    /// Adds the host's work since `started` to the trace, if there is one.
+    pub(super) fn note(&mut self, name: &'static str, step: u64, started: Instant) {
+        if let Some(spans) = &mut self.spans {
+            spans.add(name, step, started);
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {
