@@ -27,7 +27,7 @@ pub fn project<B: LinearOps>(
 ) -> (Vec<Tensor<B, 2>>, Option<Box<ProjectSaved<B>>>) {
     let input_ni = prologue_output(&prologue);
     let adapters_ni = adapter_input(&input_ni, group);
-    let low_rank = B::low_rank(&[adapters_ni.clone()], group, Side::Output);
+    let low_rank = B::low_rank(std::slice::from_ref(&adapters_ni), group, Side::Output);
     let product = |low_rank, add| {
         let product = Product::new(group, Side::Output, vec![input_ni.clone()], low_rank);
         B::product(Product { has_bias: true, add, ..product })
@@ -77,7 +77,7 @@ pub fn project_backward<B: LinearOps>(
     let d_modules = regroup(d_parts, &part_ranges(&group.parts), &columns(&group));
     let input_ni = prologue_output.unwrap_or_else(|| self::prologue_output(&prologue));
     let adapters_ni = adapter_input(&input_ni, &group);
-    let low_rank = B::low_rank(&[adapters_ni.clone()], &group, Side::Output);
+    let low_rank = B::low_rank(std::slice::from_ref(&adapters_ni), &group, Side::Output);
     let (dz, magnitudes) = magnitude::backward(&d_modules, &adapters_ni, &group, low_rank.as_ref());
     let d_low_rank = B::low_rank(&dz, &group, Side::Input);
     // The gradient of a residual path around the whole group; one around a norm joins that norm's backward.

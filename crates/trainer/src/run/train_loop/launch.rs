@@ -63,7 +63,7 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
         error
     };
     let (prepared, place) = match ready(&options).map_err(tell)? {
-        Ready::Train(prepared, place) => (prepared, place),
+        Ready::Train(prepared, place) => (*prepared, place),
         Ready::Ended(summary) => {
             ranks.leave().map_err(RunError::from).map_err(tell)?;
             return Ok(Outcome::Finished(summary));
@@ -95,7 +95,7 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
 /// A run whose data and plan all ranks agree on.
 enum Ready {
     /// It trains, from this place.
-    Train(Prepared, Place),
+    Train(Box<Prepared>, Place),
     /// It had taken all of its steps.
     Ended(Summary),
 }
@@ -133,7 +133,7 @@ fn ready(options: &RunOptions) -> Result<Ready, RunError> {
         if let Some(notice) = folder.notice() {
             console.print(notice);
         }
-        return Ok(Ready::Train(prepared, Place::New(folder)));
+        return Ok(Ready::Train(Box::new(prepared), Place::New(folder)));
     };
     let found = already_finished(&point, &prepared.plan);
     // The run ends here only if all ranks find them: one rank may see the folder differently.
@@ -142,7 +142,7 @@ fn ready(options: &RunOptions) -> Result<Ready, RunError> {
         console.print(&note);
         return Ok(Ready::Ended(summary));
     }
-    Ok(Ready::Train(prepared, Place::Resumed(Box::new(point))))
+    Ok(Ready::Train(Box::new(prepared), Place::Resumed(Box::new(point))))
 }
 
 /// Returns the text to show while data is read and tokenized.
