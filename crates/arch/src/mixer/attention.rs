@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{CacheSize, MixerGroups, MixerValues, vector};
+use super::{CacheSize, MixerGroups, vector};
 use crate::modules::{GroupKind, group};
 use crate::tensor_spec::{Role, TensorSpec, layer_norm_name, sinks_name};
+use crate::values::Value;
 
 /// Causal self attention with grouped key/value heads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -148,11 +149,21 @@ impl AttentionSpec {
         4.0 * mean_keys(self.window, document_tokens) * self.query_size() as f64
     }
 
-    pub(super) fn values(&self) -> MixerValues {
-        let before_norm = if self.qk_norm == QkNorm::None { 0 } else { self.query_size() + self.kv_size() };
+    pub(super) fn values(&self) -> Vec<Value> {
+        let [query, kv] = [self.query_size(), self.kv_size()];
         let is_published = matches!(self.keys_and_values, KeysAndValues::Published(_));
-        let published = if is_published { 2 * self.kv_size() } else { 0 };
-        MixerValues { mixed: self.query_size(), before_norm, published, statistics: self.heads }
+        let key_value = if is_published { Value::part(kv).published() } else { Value::part(kv) };
+        let keys_and_values = if self.reads_another() { 0 } else { 2 };
+        // Heads are normalized where they are, in one buffer.
+        let before_norm = match self.qk_norm {
+            QkNorm::None => vec![],
+            QkNorm::PerHead => vec![query + kv],
+            QkNorm::WholeProjection => vec![query, kv],
+        };
+        let mut values = vec![Value::part(query), Value::mixed(query), Value::statistics(self.heads)];
+        values.extend(vec![key_value; keys_and_values]);
+        values.extend(before_norm.into_iter().map(Value::part_before_norm));
+        values
     }
 
     pub(super) fn cache(&self) -> CacheSize {

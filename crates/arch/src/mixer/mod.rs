@@ -12,6 +12,7 @@ pub use short_conv::ShortConvSpec;
 
 use crate::modules::GroupSpec;
 use crate::tensor_spec::{Role, TensorSpec};
+use crate::values::Value;
 
 /// The mixer of a layer: it reads the residual stream through one group of linear modules, and writes to it through another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,19 +31,6 @@ pub struct MixerGroups {
     pub input: GroupSpec,
     /// From what it computes to the residual stream.
     pub output: GroupSpec,
-}
-
-/// Values per token that a mixer's forward computes between its groups and its backward reads, besides the outputs of its first group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MixerValues {
-    /// Its result: the input of the output projection.
-    pub mixed: usize,
-    /// Outputs of the first group as they were before their norms.
-    pub before_norm: usize,
-    /// What later layers read; it is never computed again.
-    pub published: usize,
-    /// Values in f32 that belong to the result.
-    pub statistics: usize,
 }
 
 /// Values that a mixer keeps of earlier tokens in generation.
@@ -95,8 +83,8 @@ impl Mixer {
         }
     }
 
-    /// Returns the values that may be saved for the backward.
-    pub fn values(&self) -> MixerValues {
+    /// Lists the values of a layer that are the mixer's.
+    pub(crate) fn values(&self) -> Vec<Value> {
         match self {
             Self::Attention(attention) => attention.values(),
             Self::ShortConv(conv) => conv.values(),

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{CacheSize, MixerGroups, MixerValues};
+use super::{CacheSize, MixerGroups};
 use crate::modules::{GroupKind, group};
 use crate::tensor_spec::{Role, TensorSpec};
+use crate::values::Value;
 
 /// A causal depthwise convolution between two gates: `out_proj(c * conv(b * x))`, where one projection computes `b`, `c` and `x`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,8 +36,9 @@ impl ShortConvSpec {
         2.0 * (self.width * self.channels) as f64
     }
 
-    pub(super) fn values(&self) -> MixerValues {
-        MixerValues { mixed: self.channels, before_norm: 0, published: 0, statistics: 0 }
+    pub(super) fn values(&self) -> Vec<Value> {
+        let part = Value::part(self.channels);
+        vec![part, part, part, Value::mixed(self.channels)]
     }
 
     /// Returns the size of the last products of the gate and its input, in f32, which take as much as two values of 16 bits.

@@ -5,11 +5,10 @@
 //! The backward of attention has five GEMMs to the forward's two, since it recomputes the scores.
 //! Trade-off: traffic is a lower bound, where each operation reads its inputs and writes its results once.
 
-use firebrick_arch::{GroupSpec, MlpSpec, ModelSpec, ModuleSpec, Role};
+use firebrick_arch::{GroupSpec, ModelSpec, ModuleSpec, Role, Value, ValueKind};
 use firebrick_hwprofile::roofline::Work;
 use firebrick_precision::Format;
 
-use super::estimate::layer_values;
 use super::training_shape::{Recompute, TrainingShape, scaled_widths};
 use crate::GemmFormat;
 
@@ -174,19 +173,14 @@ fn kept_shares(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
 /// Returns the traffic of activations. Each value of a layer is written and read in a forward, read in the backward, and has a
 /// gradient written and read; a recomputed layer stops before the gated activation. Logits are written, read, and have a gradient.
 fn activation_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
-    let value = training.activation_bytes();
     let of_layer = |layer: usize| {
-        let everything = layer_values(model, layer).everything(value) as f64;
+        let of = |counts: &dyn Fn(&Value) -> bool| training.bytes_of(model, layer, counts) as f64;
+        let everything = of(&|value| Recompute::None.saves(value));
         // A mixture of experts is recomputed as a whole.
-        let product = match model.layers[layer].mlp {
-            MlpSpec::Gated { intermediate_size, .. } => (intermediate_size as u64 * value) as f64,
-            MlpSpec::Experts { .. } => 0.0,
-        };
+        let is_last = |value: &Value| value.kind == ValueKind::Activated && !model.layers[layer].mlp.is_mixture();
         let recomputed_values = match training.recompute {
-            Recompute::Full => everything - product,
-            Recompute::Projections => {
-                everything - product - layer_values(model, layer).saved(training.recompute, value) as f64
-            }
+            Recompute::Full => everything - of(&is_last),
+            Recompute::Projections => everything - of(&|value| is_last(value) || training.recompute.saves(value)),
             Recompute::Selective | Recompute::None => 0.0,
         };
         5.0 * everything + 2.0 * (recomputed_values + reference_passes(training) * everything)

@@ -3,13 +3,13 @@
 //! Trade-off: on wgpu, allocator rounding, the optimizer's temporaries, and a device's context and libraries are not
 //! included; leave a tenth of the memory free.
 
-use firebrick_arch::{ModelSpec, ModuleSpec, Role};
+use firebrick_arch::{ModelSpec, ModuleSpec, Moment, Recompute, Role, Value};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
 use super::cpu;
 use crate::backends::BackendKind;
-use crate::memory::estimate::{layer_values, line, sum};
+use crate::memory::estimate::{line, sum};
 use crate::memory::training_shape::{TrainingShape, scaled_widths, widest_dropped};
 
 /// Counts the f32 copies of logits: logits, exponentials and gradient are alive together; under a soft cap also its slope and the uncapped logits.
@@ -47,19 +47,13 @@ pub(super) fn lines(backend: BackendKind, model: &ModelSpec, training: &Training
 
 /// Returns the lines for the activations of the widest layer and their gradients.
 fn layer_values_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 2] {
-    let value = training.activation_bytes();
-    let widest = |of: &dyn Fn(usize) -> u64| (0..model.layers.len()).map(of).max().unwrap_or(0);
-    let recomputed = widest(&|layer| {
-        let values = layer_values(model, layer);
-        values.everything(value) - values.saved(training.recompute, value)
-    });
-    // At the widest point of a layer's backward: the gradients of the gated activation, of gate and up, and of both residual sums.
-    let gradients = widest(&|layer| {
-        let mlp = &model.layers[layer].mlp;
-        let routed = if mlp.is_mixture() { 2 * mlp.rows_per_token() * model.hidden_size } else { 0 };
-        let shared = mlp.shared().map_or(0, |shared| 3 * shared.intermediate_size);
-        (3 * mlp.rows_per_token() * mlp.intermediate_size() + routed + shared + 2 * model.hidden_size) as u64 * value
-    });
+    let widest = |counts: &dyn Fn(&Value) -> bool| {
+        (0..model.layers.len()).map(|layer| training.bytes_of(model, layer, counts)).max().unwrap_or(0)
+    };
+    let recomputed = widest(&|value| Recompute::None.saves(value) && !training.recompute.saves(value));
+    // At the widest point of a layer's backward; and both residual sums.
+    let gradients = widest(&|value| value.passing.contains(&Moment::DownBackward))
+        + 2 * model.hidden_size as u64 * training.activation_bytes();
     [
         line(
             "recomputed layer",
