@@ -5,7 +5,7 @@
 //! The backward of attention has five GEMMs to the forward's two, since it recomputes the scores.
 //! Trade-off: traffic is a lower bound, where each operation reads its inputs and writes its results once.
 
-use firebrick_arch::{GroupSpec, ModelSpec, ModuleSpec, Role, Value, ValueKind};
+use firebrick_arch::{GroupSpec, LoraConfig, ModelSpec, ModuleSpec, Role, Value, ValueKind};
 use firebrick_hwprofile::roofline::Work;
 use firebrick_precision::Format;
 
@@ -47,11 +47,34 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
     }
 }
 
-/// Iterates over linear modules: the rows per token that a module reads, the module, its input width, and whether it runs forward again.
-fn modules(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (f64, ModuleSpec, usize, bool)> + '_ {
+/// A linear module of a layer.
+struct Linear {
+    /// Rows per token that read it.
+    rows: f64,
+    module: ModuleSpec,
+    inputs: usize,
+    /// Whether it runs forward again.
+    is_repeated: bool,
+}
+
+impl Linear {
+    /// Counts the parameters that a token is multiplied with.
+    fn parameters(&self) -> f64 {
+        self.rows * (self.module.out_features() * self.inputs) as f64
+    }
+
+    /// Returns the rank of its adapter; `None` without one.
+    fn rank(&self, lora: Option<&LoraConfig>) -> Option<usize> {
+        let path = self.module.lora_path();
+        lora.filter(|lora| lora.adapts(path)).map(|lora| lora.rank_of(path))
+    }
+}
+
+/// Iterates over the linear modules of all layers.
+fn modules(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = Linear> + '_ {
     groups(model, recompute).flat_map(|(rows, is_repeated, group)| {
-        let in_features = group.in_features;
-        group.modules.into_iter().map(move |module| (rows, module, in_features, is_repeated))
+        let inputs = group.in_features;
+        group.modules.into_iter().map(move |module| Linear { rows, module, inputs, is_repeated })
     })
 }
 
@@ -67,46 +90,41 @@ fn groups(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (f64,
 
 /// Counts the parameters of linear modules in all layers that a token is multiplied with.
 fn all_projections(model: &ModelSpec) -> f64 {
-    let all = modules(model, Recompute::None);
-    all.map(|(rows, module, inputs, _)| rows * (module.out_features() * inputs) as f64).sum()
+    modules(model, Recompute::None).map(|linear| linear.parameters()).sum()
 }
 
 /// Counts the parameters of linear modules that run forward a second time.
 fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
-    let repeated = modules(model, training.recompute).filter(|&(.., is_repeated)| is_repeated);
-    repeated.map(|(rows, module, inputs, _)| rows * (module.out_features() * inputs) as f64).sum()
+    modules(model, training.recompute).filter(|linear| linear.is_repeated).map(|linear| linear.parameters()).sum()
 }
 
 /// Counts the adapter's own GEMMs, in passes over its parameters: forward, recomputed forward, and two for the
 /// gradients of input and adapter. The zeros of appended ranks are not counted.
 fn adapter(model: &ModelSpec, training: &TrainingShape) -> f64 {
-    let Some(lora) = &training.lora else { return 0.0 };
-    let parameters = |all: bool| -> f64 {
-        let targets = modules(model, training.recompute)
-            .filter(|(_, module, _, is_repeated)| (all || *is_repeated) && lora.adapts(module.lora_path()));
-        let rank = |module: &ModuleSpec| lora.rank_of(module.lora_path());
-        targets.map(|(rows, module, inputs, _)| rows * (rank(&module) * (module.out_features() + inputs)) as f64).sum()
+    let of_module = |linear: Linear| {
+        let rank = linear.rank(training.lora.as_ref()).unwrap_or(0);
+        let passes = if linear.is_repeated { 4.0 } else { 3.0 };
+        passes * linear.rows * (rank * (linear.module.out_features() + linear.inputs)) as f64
     };
-    3.0 * parameters(true) + parameters(false)
+    modules(model, training.recompute).map(of_module).sum()
 }
 
 /// Counts DoRA's own GEMMs, in passes over parameters: per token, and once per step for the norms. Per token these are
 /// projection outputs that a recomputed layer skips but magnitudes need; and under dropout a second GEMM with the
 /// weight over the masked input, and another one for the gradient.
 fn dora(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
-    let Some(lora) = training.lora.as_ref().filter(|lora| lora.use_dora) else { return [0.0; 2] };
+    let lora = training.lora.as_ref().filter(|lora| lora.use_dora);
+    let has_dropout = lora.is_some_and(|lora| lora.lora_dropout > 0.0);
     let (mut of_tokens, mut of_steps) = (0.0, 0.0);
     let repeats = training.recompute.repeats_gemms();
-    let all = modules(model, training.recompute);
-    for (rows, module, inputs, is_repeated) in all.filter(|(_, module, ..)| lora.adapts(module.lora_path())) {
-        let all = (module.out_features() * inputs) as f64;
-        let parameters = rows * all;
+    for linear in modules(model, training.recompute) {
+        let Some(rank) = linear.rank(lora) else { continue };
         let forwards = if repeats { 2.0 } else { 1.0 };
-        let missing = if repeats && !is_repeated { 1.0 } else { 0.0 };
-        let dropped = if lora.lora_dropout > 0.0 { forwards - missing + 1.0 } else { 0.0 };
-        of_tokens += parameters * (missing + dropped);
+        let missing = if repeats && !linear.is_repeated { 1.0 } else { 0.0 };
+        let dropped = if has_dropout { forwards - missing + 1.0 } else { 0.0 };
+        of_tokens += linear.parameters() * (missing + dropped);
         // Norms are those of all experts.
-        of_steps += (module.rows() * inputs * lora.rank_of(module.lora_path())) as f64;
+        of_steps += (linear.module.rows() * linear.inputs * rank) as f64;
     }
     [of_tokens, of_steps]
 }

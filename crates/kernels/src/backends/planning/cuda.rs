@@ -8,13 +8,13 @@
 
 use std::collections::BTreeSet;
 
-use firebrick_arch::{EMBEDDING, GroupSpec, HEAD, ModelSpec, QkNorm, Role};
+use firebrick_arch::{EMBEDDING, GroupKind, HEAD, ModelSpec, QkNorm, Role};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
 use super::adapters::{forward_sums_bytes, low_rank_sums_bytes, saved_low_rank_bytes};
 use super::layer::buffers_per_token;
-use super::route::{GroupShape, Route, WeightRoute};
+use super::route::{Planned, Route, WeightRoute, all_planned};
 use super::rows::{fp8_stride, row_stride};
 use crate::GemmFormat;
 use crate::memory::estimate::line;
@@ -138,10 +138,9 @@ fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u
 /// Returns the bytes of the buffer for the widest rows, which operations share: logits of a chunk, or joined QKV with adapters.
 fn wide_rows_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
-    let joined = (0..model.layers.len()).map(|layer| {
-        let qkv = model.layer_groups(layer).mixer.input;
-        row_stride(qkv.out_features(), Route::planned(model, &qkv, training).room()) as u64
-    });
+    let groups = all_planned(model, training);
+    let inputs = groups.iter().filter(|planned| planned.group.kind == GroupKind::MixerInput);
+    let joined = inputs.map(|planned| row_stride(planned.group.out_features(), planned.route.room()) as u64);
     let joined = joined.max().unwrap_or(0) * training.tokens() * training.activation_bytes();
     (chunk * model.vocab_size as u64 * 4).max(joined)
 }
@@ -163,19 +162,16 @@ fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     }
     // Buffers of equal shape are shared.
     let mut shapes: BTreeSet<[usize; 2]> = BTreeSet::new();
-    for group in model.all_groups() {
-        let route = Route::planned(model, &group, training);
-        let appended = route.room();
+    for Planned { group, shape, route, .. } in all_planned(model, training) {
         let is_converted = match route.weight {
             WeightRoute::WrittenOut => true,
-            WeightRoute::OneByOne => GroupShape::planned(model, &group, training).is_converted(training.compute),
+            WeightRoute::OneByOne => shape.is_converted(training.compute),
             WeightRoute::Stored | WeightRoute::Codes | WeightRoute::FewRows => false,
         };
-        if !is_converted {
-            continue;
+        if is_converted {
+            let (appended, matrices) = (route.room(), if route.is_grouped { group.matrices() } else { 1 });
+            shapes.insert([matrices * (group.out_features() + appended), row_stride(group.in_features, appended)]);
         }
-        let matrices = if route.is_grouped { group.matrices() } else { 1 };
-        shapes.insert([matrices * (group.out_features() + appended), row_stride(group.in_features, appended)]);
     }
     let (head, role) = if model.tie_word_embeddings { (EMBEDDING, Role::Embedding) } else { (HEAD, Role::Head) };
     if training.storage().storage_of(model, head, role) != Format::Float(training.compute) {
@@ -197,45 +193,38 @@ pub fn converted_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [
     if training.divided.weights_elsewhere > 0 {
         return [0; 2];
     }
-    let quantized = model.all_groups().filter(|group| Route::planned(model, group, training).is_quantized);
-    quantized.fold([0; 2], |sum, group| {
+    let quantized = all_planned(model, training).into_iter().filter(|planned| planned.route.is_quantized);
+    quantized.fold([0; 2], |sum, planned| {
+        let matrices = planned.group.matrices();
         let bytes = match training.gemms {
-            GemmFormat::Compute => {
-                let values = group.matrices() * converted_values(model, &group, training);
-                [values * training.activation_bytes() as usize, 0]
-            }
-            GemmFormat::Fp8 => fp8_weight_bytes(model, &group, training).map(|bytes| group.matrices() * bytes),
+            GemmFormat::Compute => [planned.converted_values() * training.activation_bytes() as usize, 0],
+            GemmFormat::Fp8 => planned.fp8_weight_bytes(),
         };
-        [sum[0] + bytes[0] as u64, sum[1] + bytes[1] as u64]
+        [sum[0] + (matrices * bytes[0]) as u64, sum[1] + (matrices * bytes[1]) as u64]
     })
 }
 
-/// Counts the values of a group's converted weight with its adapters, in the compute format.
-fn converted_values(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> usize {
-    let appended = Route::planned(model, group, training).room();
-    (group.out_features() + appended) * row_stride(group.in_features, appended)
-}
+impl Planned {
+    /// Counts the values of the converted weight with its adapters, in the compute format, of one expert in a stack.
+    fn converted_values(&self) -> usize {
+        let appended = self.route.room();
+        (self.group.out_features() + appended) * row_stride(self.group.in_features, appended)
+    }
 
-/// Returns the bytes of a group's weight in 8-bit codes with their scales, of one expert in a stack: for the forward, and transposed.
-fn fp8_weight_bytes(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> [usize; 2] {
-    let Route { ranks, is_grouped, .. } = Route::planned(model, group, training);
-    let (outputs, inputs) = (group.out_features(), group.in_features);
-    // The adapters in the compute format (at most all of B for each module), and the maxima.
-    let around = if is_grouped {
-        let shape = GroupShape::planned(model, group, training);
-        let b_values: usize = shape.adapted().map(|module| module.rank * module.columns.len()).sum();
-        4 * (ranks * inputs + b_values) + 1024
-    } else {
-        4 * ranks * (inputs + outputs) + 4096
-    };
-    [[outputs, inputs], [inputs, outputs]]
-        .map(|[rows, width]| rows * (fp8_stride(width, ranks, is_grouped) + 4) + around)
-}
-
-/// Returns the bytes of the longest row of codes that a group's GEMMs read.
-fn fp8_row_bytes(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> usize {
-    let Route { ranks, is_grouped, .. } = Route::planned(model, group, training);
-    fp8_stride(group.in_features.max(group.out_features()), ranks, is_grouped) + 4
+    /// Returns the bytes of the weight in 8-bit codes with their scales, of one expert in a stack: for the forward, and transposed.
+    fn fp8_weight_bytes(&self) -> [usize; 2] {
+        let Route { ranks, is_grouped, .. } = self.route;
+        let (outputs, inputs) = (self.group.out_features(), self.group.in_features);
+        // The adapters in the compute format (at most all of B for each module), and the maxima.
+        let around = if is_grouped {
+            let b_values: usize = self.shape.adapted().map(|module| module.rank * module.columns.len()).sum();
+            4 * (ranks * inputs + b_values) + 1024
+        } else {
+            4 * ranks * (inputs + outputs) + 4096
+        };
+        [[outputs, inputs], [inputs, outputs]]
+            .map(|[rows, width]| rows * (fp8_stride(width, ranks, is_grouped) + 4) + around)
+    }
 }
 
 /// Returns the bytes of one layer's weights in 8-bit codes, in both orders, and of the rows that they are multiplied with.
@@ -245,17 +234,14 @@ fn fp8_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
     }
     let passing = u64::from(!all_stay(model, training));
     let (mut weights, mut row) = (BTreeSet::new(), 0);
-    for layer in 0..model.layers.len() {
-        let rows_per_token = model.layers[layer].mlp.rows_per_token();
-        for group in model.groups(layer).into_iter().filter(|group| !group.kind.decides()) {
-            // Experts that run one after the other share buffers, and have at most one row of a token each.
-            let is_grouped = Route::planned(model, &group, training).is_grouped;
-            let [matrices, rows] = if is_grouped { [group.matrices(), rows_per_token] } else { [1; 2] };
-            let bytes = fp8_weight_bytes(model, &group, training).map(|bytes| matrices * bytes);
-            // Buffers of equal shape are shared.
-            weights.insert((matrices * group.out_features(), group.in_features, bytes));
-            row = row.max(rows * fp8_row_bytes(model, &group, training));
-        }
+    for planned in all_planned(model, training).iter().filter(|planned| !planned.group.kind.decides()) {
+        let (Planned { group, .. }, Route { ranks, is_grouped, .. }) = (planned, planned.route);
+        // Experts that run one after the other share buffers, and have at most one row of a token each.
+        let [matrices, rows] = if is_grouped { [group.matrices(), planned.rows] } else { [1; 2] };
+        let bytes = planned.fp8_weight_bytes().map(|bytes| matrices * bytes);
+        // Buffers of equal shape are shared.
+        weights.insert((matrices * group.out_features(), group.in_features, bytes));
+        row = row.max(rows * (fp8_stride(group.in_features.max(group.out_features()), ranks, is_grouped) + 4));
     }
     let weights = weights.iter().flat_map(|(.., bytes)| bytes).sum::<usize>() as u64;
     [passing * weights, training.tokens() * row as u64]

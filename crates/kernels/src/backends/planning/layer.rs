@@ -8,11 +8,11 @@
 
 use std::collections::BTreeMap;
 
-use firebrick_arch::{AttentionSpec, GroupKind, GroupSpec, LayerSpec, ModelSpec, Moment, QkNorm, Value, ValueKind};
+use firebrick_arch::{AttentionSpec, GroupKind, LayerSpec, ModelSpec, Moment, QkNorm, Value, ValueKind};
 use firebrick_precision::FloatType;
 
 use super::flash::{FlashTiles, flash_takes_f32};
-use super::route::Route;
+use super::route::{Planned, planned_groups};
 use super::rows::{ROW_MULTIPLE, row_stride};
 use crate::memory::training_shape::{Recompute, TrainingShape};
 
@@ -34,14 +34,13 @@ struct Layer<'a> {
     hidden: usize,
     spec: &'a LayerSpec,
     values: Vec<Value>,
-    groups: Vec<(GroupSpec, Route)>,
+    groups: Vec<Planned>,
 }
 
 impl<'a> Layer<'a> {
     fn new(model: &'a ModelSpec, training: &'a TrainingShape, layer: usize) -> Self {
-        let planned = |group| (Route::planned(model, &group, training), group);
-        let groups = model.groups(layer).into_iter().map(planned).map(|(route, group)| (group, route)).collect();
-        let (hidden, spec, values) = (model.hidden_size, &model.layers[layer], model.values(layer));
+        let (groups, values) = (planned_groups(model, training, layer), model.values(layer));
+        let (hidden, spec) = (model.hidden_size, &model.layers[layer]);
         Self { training, hidden, spec, values, groups }
     }
 
@@ -83,7 +82,7 @@ impl<'a> Layer<'a> {
             ValueKind::Dispatched => ROW_MULTIPLE,
             // One buffer has queries, keys and values as they were before.
             ValueKind::PartBeforeNorm if self.has_joined_norms() => {
-                return self.group(&[GroupKind::MixerInput]).0.out_features();
+                return self.group(&[GroupKind::MixerInput]).shape.out_features();
             }
             _ => 0,
         };
@@ -91,7 +90,7 @@ impl<'a> Layer<'a> {
             value.kind,
             ValueKind::GateUp | ValueKind::Activated | ValueKind::Dispatched | ValueKind::Returned
         );
-        let is_loop = self.spec.mlp.is_mixture() && !self.group(GATE_UP).1.is_grouped;
+        let is_loop = self.spec.mlp.is_mixture() && !self.group(GATE_UP).route.is_grouped;
         let factor = if is_of_experts && is_loop { VARYING_SIZES } else { 1 };
         factor * value.rows * row_stride(value.width, columns)
     }
@@ -123,13 +122,13 @@ impl<'a> Layer<'a> {
     }
 
     /// Returns the group of one of these kinds, and its route.
-    fn group(&self, kinds: &[GroupKind]) -> &(GroupSpec, Route) {
+    fn group(&self, kinds: &[GroupKind]) -> &Planned {
         let mut groups = self.groups.iter();
-        groups.find(|(group, _)| kinds.contains(&group.kind)).expect("the layer has such a group")
+        groups.find(|planned| kinds.contains(&planned.group.kind)).expect("the layer has such a group")
     }
 
     fn room(&self, kinds: &[GroupKind]) -> usize {
-        self.group(kinds).1.room()
+        self.group(kinds).route.room()
     }
 
     fn has_joined_norms(&self) -> bool {

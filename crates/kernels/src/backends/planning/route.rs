@@ -118,7 +118,7 @@ pub(in crate::backends) struct Tile {
 }
 
 /// The decisions about one group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backends) struct Route {
     /// Whether all experts of a stack are multiplied in one launch; otherwise they run one after the other.
     pub is_grouped: bool,
@@ -238,6 +238,31 @@ impl Route {
     pub(in crate::backends) fn gated_backward(&self, down: &Self) -> Option<usize> {
         down.d_a_pass.filter(|_| self.is_gate_up)
     }
+}
+
+/// A group of a run.
+pub(super) struct Planned {
+    pub(super) group: GroupSpec,
+    /// Rows per token that read it.
+    pub(super) rows: usize,
+    pub(super) shape: GroupShape,
+    pub(super) route: Route,
+}
+
+/// Returns the groups of a layer, in the order of the forward pass.
+pub(super) fn planned_groups(model: &ModelSpec, training: &TrainingShape, layer: usize) -> Vec<Planned> {
+    let planned = |group: GroupSpec| Planned {
+        rows: if group.experts.is_some() { model.layers[layer].mlp.rows_per_token() } else { 1 },
+        shape: GroupShape::planned(model, &group, training),
+        route: Route::planned(model, &group, training),
+        group,
+    };
+    model.groups(layer).into_iter().map(planned).collect()
+}
+
+/// Returns those of all layers.
+pub(super) fn all_planned(model: &ModelSpec, training: &TrainingShape) -> Vec<Planned> {
+    (0..model.layers.len()).flat_map(|layer| planned_groups(model, training, layer)).collect()
 }
 
 impl GroupShape {
