@@ -35,7 +35,7 @@ pub use lora::{
     text_name_in_adapter, token_rows_name,
 };
 pub use lora_init::LoraInit;
-pub use mixer::{AttentionSpec, CacheSize, KeysAndValues, Mixer, MixerGroups, QkNorm, ShortConvSpec};
+pub use mixer::{AttentionSpec, CacheSize, KeysAndValues, Mixer, MixerGroups, MixerSizes, QkNorm, ShortConvSpec};
 pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
 pub use modules::{GroupKind, GroupSpec, ModuleSpec, OutputOrder, PieceSpec};
 pub use quantization::{QUANTIZATION_CONFIG, Quantization};

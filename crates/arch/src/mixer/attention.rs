@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{CacheSize, MixerGroups, vector};
+use super::{CacheSize, MixerGroups, MixerSizes, vector};
 use crate::modules::{GroupKind, group};
 use crate::tensor_spec::{Role, TensorSpec, layer_norm_name, sinks_name};
 use crate::values::Value;
@@ -115,41 +115,36 @@ impl AttentionSpec {
     pub fn reads_another(&self) -> bool {
         matches!(self.keys_and_values, KeysAndValues::OfLayer(_))
     }
+}
 
-    /// Returns the groups of queries, keys and values, and of the output.
-    pub(super) fn groups(&self, layer: usize, hidden: usize) -> MixerGroups {
+impl MixerSizes for AttentionSpec {
+    fn groups(&self, layer: usize, hidden: usize) -> MixerGroups {
         let (query, kv) = (self.query_size(), self.kv_size());
         let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
         let qkv = if self.reads_another() { &qkv[..1] } else { &qkv };
         let fused = self.fused_qkv.then_some("self_attn.qkv_proj");
+        let output = [("self_attn.o_proj", hidden)];
         MixerGroups {
             input: group(layer, GroupKind::MixerInput, hidden, qkv, fused, self.qkv_bias),
-            output: group(
-                layer,
-                GroupKind::MixerOutput,
-                query,
-                &[("self_attn.o_proj", hidden)],
-                None,
-                self.output_bias,
-            ),
+            output: group(layer, GroupKind::MixerOutput, query, &output, None, self.output_bias),
         }
     }
 
     /// Returns the norms of queries and keys, and the sinks.
-    pub fn vectors(&self, layer: usize) -> Vec<TensorSpec> {
+    fn vectors(&self, layer: usize) -> Vec<TensorSpec> {
         let norms = self.qk_norm.widths(self).map(|[q, k]| [("self_attn.q_norm", q), ("self_attn.k_norm", k)]);
         let norm = |(name, width)| vector(layer, layer_norm_name(layer, name), width, Role::Norm);
         let sinks = self.sinks.then(|| vector(layer, sinks_name(layer), self.heads, Role::Sinks));
         norms.into_iter().flatten().map(norm).chain(sinks).collect()
     }
 
-    /// Returns the forward FLOPs per token of the two GEMMs, for documents of `document_tokens` tokens. A GEMM takes `2 * keys * query_size` FLOPs
-    /// per query. A causal query sees half of its document on average, and no more than its window.
-    pub(super) fn forward_flops_per_token(&self, document_tokens: f64) -> f64 {
+    /// Counts the two GEMMs, which take `2 * keys * query_size` FLOPs per query. A causal query sees half of its document on average, and no more
+    /// than its window.
+    fn forward_flops_per_token(&self, document_tokens: f64) -> f64 {
         4.0 * mean_keys(self.window, document_tokens) * self.query_size() as f64
     }
 
-    pub(super) fn values(&self) -> Vec<Value> {
+    fn values(&self) -> Vec<Value> {
         let [query, kv] = [self.query_size(), self.kv_size()];
         let is_published = matches!(self.keys_and_values, KeysAndValues::Published(_));
         let key_value = if is_published { Value::part(kv).published() } else { Value::part(kv) };
@@ -166,8 +161,12 @@ impl AttentionSpec {
         values
     }
 
-    pub(super) fn cache(&self) -> CacheSize {
+    fn cache(&self) -> CacheSize {
         CacheSize { per_token: if self.reads_another() { 0 } else { 2 * self.kv_size() }, per_sequence: 0 }
+    }
+
+    fn cache_of(&self, layer: usize) -> usize {
+        if let KeysAndValues::OfLayer(other) = self.keys_and_values { other } else { layer }
     }
 }
 
