@@ -53,11 +53,11 @@ fn adapted_norms(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
         let magnitudes = model.tensors_of(lora).into_iter().filter(|tensor| tensor.role == Role::LoraMagnitude);
         2 * TRAINED_BYTES * magnitudes.map(|tensor| tensor.elements() as u64).sum::<u64>()
     };
-    line("norms of adapted rows", lora.map_or(0, of_lora), "two f32 values per magnitude".to_owned())
+    line("norms of adapted rows", lora.map_or(0, of_lora), "two f32 values per magnitude")
 }
 
-pub(crate) fn line(what: &'static str, bytes: u64, why: String) -> MemoryLine {
-    MemoryLine { what, bytes, why }
+pub(crate) fn line(what: &'static str, bytes: u64, why: impl Into<String>) -> MemoryLine {
+    MemoryLine { what, bytes, why: why.into() }
 }
 
 pub(crate) fn sum(lines: &[MemoryLine]) -> u64 {
@@ -99,32 +99,20 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
             format!("one f32 value per trained parameter{}", share(divided.gradients_elsewhere)),
         ),
         line("optimizer state", training.optimizer_bytes - training.paged_bytes, state),
-        line(
-            "paged state passing through",
-            training.paging_bytes,
-            "buckets that are updated, or on their way".to_owned(),
-        ),
-        line(
-            "weights of other ranks",
-            divided.weights_borrowed,
-            "of the layer that computes, and of the next".to_owned(),
-        ),
-        line(
-            "gradients for other ranks",
-            divided.gradients_leaving,
-            "a bucket that fills, and one on its way".to_owned(),
-        ),
+        line("paged state passing through", training.paging_bytes, "buckets that are updated, or on their way"),
+        line("weights of other ranks", divided.weights_borrowed, "of the layer that computes, and of the next"),
+        line("gradients for other ranks", divided.gradients_leaving, "a bucket that fills, and one on its way"),
     ]
 }
 
 /// Returns the line for optimizer moments that are copied to the device for their update and back.
 fn paged_state(training: &TrainingShape) -> MemoryLine {
-    line("paged optimizer state", training.paged_bytes, "pinned; copied to the device and back in each step".to_owned())
+    line("paged optimizer state", training.paged_bytes, "pinned; copied to the device and back in each step")
 }
 
 /// Returns the line for the initial adapters in host memory.
 pub(crate) fn adapter_starts(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
-    line("starts of adapters", training.start_bytes(model), "f32; saved next to the trained pairs".to_owned())
+    line("starts of adapters", training.start_bytes(model), "f32; saved next to the trained pairs")
 }
 
 fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use firebrick_arch::Recompute;
-use firebrick_arch::{GroupSpec, LoraConfig, ModelSpec, Role, Value, ValueKind};
+use firebrick_arch::{LoraConfig, ModelSpec, Role, Value, ValueKind};
 use firebrick_precision::FloatType;
 
 use super::evaluation::EvaluationShape;
@@ -139,7 +139,7 @@ impl TrainingShape {
         for layer in (0..model.layers.len()).filter(|_| self.is_offloaded()) {
             for value in model.values(layer).iter().filter(|value| value.may_wait && self.recompute.saves(value)) {
                 let stays = value.kind == ValueKind::Input && layer + 1 == model.layers.len();
-                *tensors.entry((value.kind, value.width)).or_default() += usize::from(!stays);
+                *tensors.entry((value.kind, value.rows * value.width)).or_default() += usize::from(!stays);
             }
         }
         tensors.into_iter().map(|((_, width), count)| [count, width]).collect()
@@ -166,10 +166,9 @@ pub(crate) fn widest_dropped(model: &ModelSpec, training: &TrainingShape) -> u64
 /// Returns the output widths that DoRA scales in a layer: of each group with an adapted module, in forward order.
 pub(crate) fn scaled_widths(model: &ModelSpec, training: &TrainingShape, layer: usize) -> Vec<u64> {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.use_dora) else { return Vec::new() };
-    let (groups, mlp) = (model.groups(layer), &model.layers[layer].mlp);
+    let groups = model.groups(layer);
     let scaled = groups.iter().filter(|group| group.modules.iter().any(|module| lora.adapts(module.lora_path())));
-    let rows = |group: &GroupSpec| if group.experts.is_some() { mlp.rows_per_token() } else { 1 };
-    scaled.map(|group| (rows(group) * group.out_features()) as u64).collect()
+    scaled.map(|group| (group.rows * group.out_features()) as u64).collect()
 }
 
 #[cfg(test)]
@@ -223,7 +222,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn adapters_have_the_parameters_of_their_targets() {
+    fn trained_parameters_are_those_of_targets_or_all() {
         let model = llama_3_1_8b();
         assert_eq!(adapter_parameters(&model, &lora(TargetModules::AllLinear)), 41_943_040);
         let named = TargetModules::Named(vec!["q_proj".to_owned(), "v_proj".to_owned()]);
@@ -231,6 +230,7 @@ pub(crate) mod tests {
         let listed: usize =
             model.adapter_tensors(&lora(TargetModules::AllLinear)).unwrap().iter().map(TensorSpec::elements).sum();
         assert_eq!(listed, 41_943_040);
+        assert_eq!(full(FloatType::F32).trained_parameters(&llama_3_2_1b()), 1_235_814_400, "a tied head counts once");
     }
 
     #[test]
@@ -244,11 +244,5 @@ pub(crate) mod tests {
         let others = model.parameters() - model.parameters_of(Role::Projection);
         let bits = 8.0 * (quantized - 2 * others) as f64 / model.parameters_of(Role::Projection) as f64;
         assert!((bits - 4.127).abs() < 1e-3, "{bits}");
-    }
-
-    #[test]
-    fn a_tied_head_counts_once() {
-        let training = TrainingShape { lora: None, ..full(FloatType::F32) };
-        assert_eq!(training.trained_parameters(&llama_3_2_1b()), 1_235_814_400);
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn saved_low_rank_bytes(model: &ModelSpec, training: &TrainingShape) 
     for layer in 0..model.layers.len() {
         let (groups, norms) = (planned_groups(model, training, layer), model.layers[layer].norms.names());
         let (stacks, others): (Vec<_>, Vec<_>) = groups.iter().partition(|planned| planned.group.experts.is_some());
-        let stacks = stacks.iter().map(|planned| (planned, planned.rows * planned.route.saved_ranks()));
+        let stacks = stacks.iter().map(|planned| (planned, planned.group.rows * planned.route.saved_ranks()));
         most_of_experts = most_of_experts.max(stacks.clone().map(|(_, ranks)| ranks).sum());
         let is_saved = |planned: &Planned| !training.recompute.repeats(planned.group.kind, &norms);
         others.iter().filter(|planned| is_saved(planned)).for_each(|planned| saved.add(planned.route.saved_ranks()));

@@ -18,7 +18,7 @@ use super::route::{Planned, Route, WeightRoute, all_planned};
 use super::rows::{fp8_stride, row_stride};
 use crate::GemmFormat;
 use crate::memory::estimate::line;
-use crate::memory::training_shape::{Recompute, TrainingShape, scaled_widths, widest_dropped};
+use crate::memory::training_shape::{TrainingShape, scaled_widths, widest_dropped};
 
 /// CUDA context, kernels of CubeCL and ours, and the loaded cuBLASLt and cuDNN.
 const CONTEXT_BYTES: u64 = 716 << 20;
@@ -39,6 +39,8 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
     let attended = training.tokens().min(MAX_BACKWARD_TOKENS.max(training.longest_document) as u64);
     let [weights, rows] = fp8_bytes(model, training);
+    // Of inputs, or of their gradients.
+    let dropped = training.tokens() * widest_dropped(model, training) * training.activation_bytes();
     vec![
         line(
             "layer at work",
@@ -48,26 +50,26 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
         line(
             "values next to queries",
             training.tokens() * next_to_raw_bytes_per_token(model, training),
-            "in the buffers in which queries and keys are saved before their norm".to_owned(),
+            "in the buffers in which queries and keys are saved before their norm",
         ),
-        line("8-bit weights", weights, "the projections of one layer in E4M3, as they are and transposed".to_owned()),
+        line("8-bit weights", weights, "the projections of one layer in E4M3, as they are and transposed"),
         line(
             "converted weights that stay",
             training.kept_bytes.iter().sum(),
-            "what would be written again in every pass".to_owned(),
+            "what would be written again in every pass",
         ),
-        line("8-bit rows", rows, "the widest activation or gradient in E4M3".to_owned()),
+        line("8-bit rows", rows, "the widest activation or gradient in E4M3"),
         line(
             "low-rank values",
             saved_low_rank_bytes(model, training),
-            "of adapters, of all projections that do not run twice, until their backward".to_owned(),
+            "of adapters, of all projections that do not run twice, until their backward",
         ),
-        line("parts of adapters", low_rank_sums_bytes(model, training), PARTS_WHY.to_owned()),
-        line("dropped inputs", dropped_bytes(model, training), "the widest input of adapters under dropout".to_owned()),
+        line("parts of adapters", low_rank_sums_bytes(model, training), PARTS_WHY),
+        line("dropped inputs", dropped, "the widest input of adapters under dropout"),
         line(
             "outputs before magnitudes",
             unscaled_bytes(model, training),
-            "what DoRA scales, until its backward; and the widest gradient of that".to_owned(),
+            "what DoRA scales, until its backward; and the widest gradient of that",
         ),
         line("converted weights", converted_bytes(model, training), converted_why(training)),
         line(
@@ -82,7 +84,7 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
             GEMM_WORKSPACE_BYTES + attended * attention_bytes_per_token(model, training),
             format!("of GEMMs, and of attention's backward over {attended} tokens"),
         ),
-        line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded".to_owned()),
+        line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded"),
     ]
 }
 
@@ -90,12 +92,7 @@ const PARTS_WHY: &str = "of sums over the widest values that they read";
 
 /// Returns the line for connections to other ranks.
 pub(super) fn line_of_ranks() -> MemoryLine {
-    line("NCCL", NCCL_BYTES, "its buffers and kernels, once the ranks are connected".to_owned())
-}
-
-/// Returns the bytes of a group's input after dropout, or of its gradient.
-fn dropped_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    training.tokens() * widest_dropped(model, training) * training.activation_bytes()
+    line("NCCL", NCCL_BYTES, "its buffers and kernels, once the ranks are connected")
 }
 
 /// Returns the bytes of outputs before DoRA's scaling, of all layers or of the recomputed one, and of their gradient.
@@ -103,10 +100,7 @@ fn dropped_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
 fn unscaled_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let widths: Vec<Vec<u64>> = (0..model.layers.len()).map(|layer| scaled_widths(model, training, layer)).collect();
     let of_layers = widths.iter().map(|layer| layer.iter().sum::<u64>());
-    let saved = match training.recompute {
-        Recompute::Full | Recompute::Projections => of_layers.max().unwrap_or(0),
-        Recompute::Selective | Recompute::None => of_layers.sum(),
-    };
+    let saved = if training.recompute.repeats_gemms() { of_layers.max().unwrap_or(0) } else { of_layers.sum() };
     let gradients = if widest_dropped(model, training) > 0 { 2 } else { 1 };
     let widest = widths.iter().flatten().max().copied().unwrap_or(0);
     training.tokens() * (saved + gradients * widest) * training.activation_bytes()
@@ -116,14 +110,10 @@ fn unscaled_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
 pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<MemoryLine> {
     vec![
         line("converted weights", converted_bytes(model, pass), converted_why(pass)),
-        line(
-            "logits",
-            wide_rows_bytes(model, pass),
-            "of the loss in f32; or queries, keys and values side by side".into(),
-        ),
-        line("parts of adapters", forward_sums_bytes(model, pass), PARTS_WHY.to_owned()),
-        line("workspaces", GEMM_WORKSPACE_BYTES, "of GEMMs".to_owned()),
-        line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded".to_owned()),
+        line("logits", wide_rows_bytes(model, pass), "of the loss in f32; or queries, keys and values side by side"),
+        line("parts of adapters", forward_sums_bytes(model, pass), PARTS_WHY),
+        line("workspaces", GEMM_WORKSPACE_BYTES, "of GEMMs"),
+        line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded"),
     ]
 }
 
@@ -237,7 +227,7 @@ fn fp8_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
     for planned in all_planned(model, training).iter().filter(|planned| !planned.group.kind.decides()) {
         let (Planned { group, .. }, Route { ranks, is_grouped, .. }) = (planned, planned.route);
         // Experts that run one after the other share buffers, and have at most one row of a token each.
-        let [matrices, rows] = if is_grouped { [group.matrices(), planned.rows] } else { [1; 2] };
+        let [matrices, rows] = if is_grouped { [group.matrices(), planned.group.rows] } else { [1; 2] };
         let bytes = planned.fp8_weight_bytes().map(|bytes| matrices * bytes);
         // Buffers of equal shape are shared.
         weights.insert((matrices * group.out_features(), group.in_features, bytes));
@@ -262,6 +252,7 @@ mod tests {
     use crate::backends::{BackendKind, estimate};
     use crate::memory::estimate::MemoryEstimate;
     use crate::memory::estimate::tests::bytes_of;
+    use crate::memory::training_shape::Recompute;
     use crate::memory::training_shape::tests::{dense, full, qlora};
 
     const GIB: f64 = (1u64 << 30) as f64;
@@ -329,12 +320,5 @@ mod tests {
         assert!((1.0..1.125).contains(&added), "{added}");
         // The widest rows are those of the experts, which have no adapters; alone, those of queries, keys and values.
         assert_eq!([rows, rows_alone], [4096 * 4 * (4096 + 4), 4096 * (128 + 6144 + 4)]);
-    }
-
-    #[test]
-    fn what_is_saved_is_not_recomputed() {
-        let flowing = |recompute| bytes_of(&on_cuda(&qlora(2, recompute)), "layer at work");
-        assert_eq!(flowing(Recompute::Selective), flowing(Recompute::None));
-        assert!(flowing(Recompute::Selective) < flowing(Recompute::Full));
     }
 }
