@@ -7,6 +7,7 @@ pub mod families;
 pub mod folder;
 pub mod groups;
 pub mod json;
+mod layer_values;
 pub mod lora;
 mod lora_init;
 pub mod mixer;

@@ -72,7 +72,7 @@ impl<'a> Layer<'a> {
         std::iter::repeat_n(self.width_of(value), usize::from(is_alive) + usize::from(is_passing))
     }
 
-    /// Returns the width of a value's buffer: its rows with the columns of adapters beside them.
+    /// Returns the width of a value's buffer: its rows, with columns for adapters.
     fn width_of(&self, value: &Value) -> usize {
         let columns = match value.kind {
             ValueKind::GateUp => self.room(GATE_UP),
