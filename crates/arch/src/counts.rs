@@ -3,7 +3,6 @@
 //! Trade-off: operations are those that MFU counts by convention. Norms, activations, the softmax, biases and the GEMMs of a LoRA
 //! adapter (under 1 %) are left out.
 
-use crate::groups::MlpGroups;
 use crate::modules::GroupSpec;
 use crate::spec::ModelSpec;
 use crate::tensor_spec::{Role, TensorSpec};
@@ -33,19 +32,8 @@ impl ModelSpec {
 
     /// Counts the parameters of all projections and routers that a token is multiplied with.
     pub fn active_projections(&self) -> u64 {
-        let of_layer = |layer: usize| -> u64 {
-            let groups = self.layer_groups(layer);
-            let mixer = groups.mixer.input.weight_parameters() + groups.mixer.output.weight_parameters();
-            let mlp: u64 = groups.mlp_shapes().iter().map(GroupSpec::weight_parameters).sum();
-            let router = match &groups.mlp {
-                MlpGroups::Gated(_) => 0,
-                MlpGroups::Experts { router, .. } => router.weight_parameters(),
-            };
-            let shared: u64 = groups.mlp.shared().map(GroupSpec::weight_parameters).sum();
-            let of_token = mlp.saturating_mul(self.layers[layer].mlp.rows_per_token() as u64);
-            of_token.saturating_add(mixer + router + shared)
-        };
-        (0..self.layers.len()).map(of_layer).fold(0, u64::saturating_add)
+        let of_group = |group: GroupSpec| group.weight_parameters().saturating_mul(group.rows as u64);
+        self.all_groups().map(of_group).fold(0, u64::saturating_add)
     }
 
     /// Returns the forward FLOPs per token of the mixers of all layers, besides their linear modules, for documents of `document_tokens` tokens.
@@ -95,28 +83,23 @@ mod tests {
             changes.extend([("tie_word_embeddings", json!(tied)), ("rope_theta", json!(null))]);
             parse(&family_json(architecture, model_type, &changes)).unwrap().spec
         };
-        let olmo_2_7b = of("Olmo2ForCausalLM", "olmo2", [100_352, 4096, 11_008, 32, 32, 32, 128], false);
-        assert_eq!(olmo_2_7b.parameters(), 7_298_617_344);
-        let phi_4_mini = of("Phi3ForCausalLM", "phi3", [200_064, 3072, 8192, 32, 24, 8, 128], true);
-        assert_eq!(phi_4_mini.parameters(), 3_836_021_760);
-        let smollm3_3b = of("SmolLM3ForCausalLM", "smollm3", [128_256, 2048, 11_008, 36, 16, 4, 128], true);
-        assert_eq!(smollm3_3b.parameters(), 3_075_098_624);
-        let gemma_2_2b = of("Gemma2ForCausalLM", "gemma2", [256_000, 2304, 9216, 26, 8, 4, 256], true);
-        assert_eq!(gemma_2_2b.parameters(), 2_614_341_888);
-        let gemma_3_1b = of("Gemma3ForCausalLM", "gemma3_text", [262_144, 1152, 6912, 26, 4, 1, 256], true);
-        assert_eq!(gemma_3_1b.parameters(), 999_885_952);
-        let olmo_3_7b = of("Olmo3ForCausalLM", "olmo3", [100_278, 4096, 11_008, 32, 32, 32, 128], false);
-        assert_eq!(olmo_3_7b.parameters(), 7_298_011_136);
-        let gemma_2b = of("GemmaForCausalLM", "gemma", [256_000, 2048, 16_384, 18, 8, 1, 256], true);
-        assert_eq!(gemma_2b.parameters(), 2_506_172_416);
-        let glm_4_9b_chat = of("GlmForCausalLM", "glm", [151_552, 4096, 13_696, 40, 32, 2, 128], false);
-        assert_eq!(glm_4_9b_chat.parameters(), 9_399_951_360);
-        let glm_4_9b = of("Glm4ForCausalLM", "glm4", [151_552, 4096, 13_696, 40, 32, 2, 128], false);
-        assert_eq!(glm_4_9b.parameters(), 9_400_279_040);
-        let ministral_3_8b = of("Ministral3ForCausalLM", "ministral3", [131_072, 4096, 14_336, 34, 32, 8, 128], false);
-        assert_eq!(ministral_3_8b.parameters(), 8_489_553_920);
-        let granite_3_3_8b = of("GraniteForCausalLM", "granite", [49_159, 4096, 12_800, 40, 32, 8, 128], true);
-        assert_eq!(granite_3_3_8b.parameters(), 8_170_864_640);
+        // OLMo 2 7B, Phi-4-mini, SmolLM3 3B, Gemma 2 2B, Gemma 3 1B, OLMo 3 7B, Gemma 2B, GLM-4 9B chat and GLM-4 9B,
+        // Ministral 3 8B, Granite 3.3 8B.
+        for (architecture, model_type, sizes, tied, parameters) in [
+            ("Olmo2ForCausalLM", "olmo2", [100_352, 4096, 11_008, 32, 32, 32, 128], false, 7_298_617_344),
+            ("Phi3ForCausalLM", "phi3", [200_064, 3072, 8192, 32, 24, 8, 128], true, 3_836_021_760),
+            ("SmolLM3ForCausalLM", "smollm3", [128_256, 2048, 11_008, 36, 16, 4, 128], true, 3_075_098_624),
+            ("Gemma2ForCausalLM", "gemma2", [256_000, 2304, 9216, 26, 8, 4, 256], true, 2_614_341_888),
+            ("Gemma3ForCausalLM", "gemma3_text", [262_144, 1152, 6912, 26, 4, 1, 256], true, 999_885_952),
+            ("Olmo3ForCausalLM", "olmo3", [100_278, 4096, 11_008, 32, 32, 32, 128], false, 7_298_011_136),
+            ("GemmaForCausalLM", "gemma", [256_000, 2048, 16_384, 18, 8, 1, 256], true, 2_506_172_416),
+            ("GlmForCausalLM", "glm", [151_552, 4096, 13_696, 40, 32, 2, 128], false, 9_399_951_360),
+            ("Glm4ForCausalLM", "glm4", [151_552, 4096, 13_696, 40, 32, 2, 128], false, 9_400_279_040),
+            ("Ministral3ForCausalLM", "ministral3", [131_072, 4096, 14_336, 34, 32, 8, 128], false, 8_489_553_920),
+            ("GraniteForCausalLM", "granite", [49_159, 4096, 12_800, 40, 32, 8, 128], true, 8_170_864_640),
+        ] {
+            assert_eq!(of(architecture, model_type, sizes, tied).parameters(), parameters, "{architecture}");
+        }
         let qwen2_5_7b = of("Qwen2ForCausalLM", "qwen2", [152_064, 3584, 18_944, 28, 28, 4, 128], false);
         assert_eq!(qwen2_5_7b.parameters(), 7_615_616_512, "with biases");
         assert_eq!(qwen2_5_7b.parameters_of(Role::Bias), 28 * (3584 + 2 * 512));
@@ -124,33 +107,35 @@ mod tests {
 
     #[test]
     fn mixtures_have_their_published_parameter_counts_and_active_parameters() {
+        let of = |architecture, model_type, sizes: &[(&'static str, usize)]| {
+            let sizes: Vec<_> = sizes.iter().map(|&(key, size)| (key, json!(size))).collect();
+            parse(&family_json(architecture, model_type, &sizes)).unwrap().spec
+        };
         let mixtral = [
-            ("vocab_size", json!(32_000)),
-            ("hidden_size", json!(4096)),
-            ("intermediate_size", json!(14_336)),
-            ("num_hidden_layers", json!(32)),
-            ("num_attention_heads", json!(32)),
-            ("num_key_value_heads", json!(8)),
-            ("num_local_experts", json!(8)),
+            ("vocab_size", 32_000),
+            ("hidden_size", 4096),
+            ("intermediate_size", 14_336),
+            ("num_hidden_layers", 32),
+            ("num_attention_heads", 32),
+            ("num_key_value_heads", 8),
+            ("num_local_experts", 8),
         ];
-        let spec = parse(&family_json("MixtralForCausalLM", "mixtral", &mixtral)).unwrap().spec;
-        assert_eq!(spec.parameters(), 46_702_792_704);
-        assert_eq!(spec.matmul_parameters(), 12_748_587_008);
-        assert_eq!(spec.parameters_of(Role::Router), 32 * 8 * 4096);
+        let mixtral = of("MixtralForCausalLM", "mixtral", &mixtral);
+        assert_eq!((mixtral.parameters(), mixtral.matmul_parameters()), (46_702_792_704, 12_748_587_008));
+        assert_eq!(mixtral.parameters_of(Role::Router), 32 * 8 * 4096);
         let qwen = [
-            ("vocab_size", json!(151_936)),
-            ("hidden_size", json!(2048)),
-            ("num_hidden_layers", json!(48)),
-            ("num_attention_heads", json!(32)),
-            ("num_key_value_heads", json!(4)),
-            ("head_dim", json!(128)),
-            ("moe_intermediate_size", json!(768)),
-            ("num_experts", json!(128)),
-            ("num_experts_per_tok", json!(8)),
+            ("vocab_size", 151_936),
+            ("hidden_size", 2048),
+            ("num_hidden_layers", 48),
+            ("num_attention_heads", 32),
+            ("num_key_value_heads", 4),
+            ("head_dim", 128),
+            ("moe_intermediate_size", 768),
+            ("num_experts", 128),
+            ("num_experts_per_tok", 8),
         ];
-        let spec = parse(&family_json("Qwen3MoeForCausalLM", "qwen3_moe", &qwen)).unwrap().spec;
-        assert_eq!(spec.parameters(), 30_532_122_624);
-        assert_eq!(spec.matmul_parameters(), 3_041_656_832);
+        let qwen = of("Qwen3MoeForCausalLM", "qwen3_moe", &qwen);
+        assert_eq!((qwen.parameters(), qwen.matmul_parameters()), (30_532_122_624, 3_041_656_832));
     }
 
     #[test]

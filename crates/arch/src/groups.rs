@@ -43,32 +43,7 @@ pub struct SharedGroups {
     pub gate: Option<GroupSpec>,
 }
 
-impl SharedGroups {
-    /// Iterates over the groups in the order of the forward pass.
-    pub fn groups(&self) -> impl Iterator<Item = &GroupSpec> {
-        self.mlp.iter().chain(&self.gate)
-    }
-}
-
-impl MlpGroups {
-    /// Iterates over the groups of the shared expert; none without one.
-    pub fn shared(&self) -> impl Iterator<Item = &GroupSpec> {
-        let shared = match self {
-            Self::Gated(_) => None,
-            Self::Experts { shared, .. } => shared.as_deref(),
-        };
-        shared.into_iter().flat_map(SharedGroups::groups)
-    }
-}
-
 impl LayerGroups {
-    /// Returns gate and up, then down: of the MLP, or of all experts, where parts and columns are those of one.
-    pub fn mlp_shapes(&self) -> &[GroupSpec; 2] {
-        match &self.mlp {
-            MlpGroups::Gated(groups) | MlpGroups::Experts { experts: groups, .. } => groups,
-        }
-    }
-
     fn into_groups(self) -> Vec<GroupSpec> {
         let mut groups = vec![self.mixer.input, self.mixer.output];
         match self.mlp {
@@ -83,8 +58,14 @@ impl LayerGroups {
     }
 }
 
-/// Turns a group over the matrices of one expert into a group of stacks, whose pieces are these modules of each expert in turn, at this path.
-fn stacked(group: GroupSpec, count: usize, experts: &str, names: &[&str], parameter: Option<OutputOrder>) -> GroupSpec {
+/// Turns a group over the matrices of one expert into a group of stacks, of which a token reads `rows`, and whose pieces are these modules of each expert in turn, at this path.
+fn stacked(
+    group: GroupSpec,
+    [count, rows]: [usize; 2],
+    experts: &str,
+    names: &[&str],
+    parameter: Option<OutputOrder>,
+) -> GroupSpec {
     let width = |module: &ModuleSpec| module.out_features() * group.modules.len() / names.len();
     let of_module = |(index, module): (usize, &ModuleSpec)| {
         let names = if group.modules.len() == names.len() { &names[index..=index] } else { names };
@@ -93,7 +74,7 @@ fn stacked(group: GroupSpec, count: usize, experts: &str, names: &[&str], parame
         ModuleSpec { pieces, parameter, ..module.clone() }
     };
     let modules = group.modules.iter().enumerate().map(of_module).collect();
-    GroupSpec { experts: Some(count), modules, ..group }
+    GroupSpec { experts: Some(count), rows, modules, ..group }
 }
 
 /// Builds the groups of a shared expert.
@@ -140,7 +121,7 @@ impl ModelSpec {
                     group(layer, GroupKind::Down, intermediate_size, &[("mlp.down_proj", hidden)], None, bias),
                 ]))
             }
-            MlpSpec::Experts { count, intermediate_size, router, shared, names, fused, bias, .. } => {
+            MlpSpec::Experts { count, top_k, intermediate_size, router, shared, names, fused, bias, .. } => {
                 let block = names.block();
                 let [gate, up, down] = names.projections();
                 // Transformers 5, which has fused experts, calls the block of every family so.
@@ -161,8 +142,8 @@ impl ModelSpec {
                 MlpGroups::Experts {
                     router: Box::new(group(layer, GroupKind::Router, hidden, &[(&path, count)], None, router.bias)),
                     experts: Box::new([
-                        stacked(gate_up, count, &experts, &[gate, up], gate_up_order),
-                        stacked(of_down, count, &experts, &[down], down_order),
+                        stacked(gate_up, [count, top_k], &experts, &[gate, up], gate_up_order),
+                        stacked(of_down, [count, top_k], &experts, &[down], down_order),
                     ]),
                     shared: shared.map(|shared| Box::new(shared_groups(layer, hidden, shared, names))),
                 }
@@ -197,6 +178,13 @@ mod tests {
     use crate::shapes::{llama_3_1_8b, qwen3_8b};
     use crate::spec::{Activation, ExpertNames, MlpSpec};
 
+    /// Returns gate and up, then down: of the MLP, or of all experts.
+    fn mlp(groups: &LayerGroups) -> &[GroupSpec; 2] {
+        match &groups.mlp {
+            MlpGroups::Gated(groups) | MlpGroups::Experts { experts: groups, .. } => groups,
+        }
+    }
+
     #[test]
     fn modules_of_a_group_cover_its_columns_without_gaps_in_the_order_of_its_parts() {
         for spec in [llama_3_1_8b(), qwen3_8b()] {
@@ -220,7 +208,7 @@ mod tests {
             *fused = true;
         }
         let groups = spec.layer_groups(3);
-        let (qkv, [gate_up, _]) = (&groups.mixer.input, groups.mlp_shapes());
+        let (qkv, [gate_up, _]) = (&groups.mixer.input, mlp(&groups));
         assert_eq!(
             (&qkv.parts[..], qkv.modules.len(), qkv.modules[0].columns.clone()),
             (&[4096, 1024, 1024][..], 1, 0..6144)
@@ -248,7 +236,7 @@ mod tests {
         let mut spec = tiny(&[]).unwrap().spec;
         spec.layers[1].mlp = experts(false);
         let groups = spec.layer_groups(1);
-        let [gate_up, down] = groups.mlp_shapes();
+        let [gate_up, down] = mlp(&groups);
         assert_eq!((gate_up.experts, &gate_up.parts[..], down.in_features), (Some(3), &[6, 6][..], 6));
         let up = &gate_up.modules[1];
         assert_eq!((up.path.as_str(), up.rows()), ("model.layers.1.block_sparse_moe.experts.w3", 18));
@@ -262,7 +250,7 @@ mod tests {
         let (parameters, tensors) = (spec.parameters(), spec.tensors().len());
         spec.layers[1].mlp = experts(true);
         let groups = spec.layer_groups(1);
-        let [gate_up, down] = groups.mlp_shapes();
+        let [gate_up, down] = mlp(&groups);
         let [module] = &gate_up.modules[..] else { panic!("one module") };
         assert_eq!((module.name(), module.columns.clone(), module.rows()), ("gate_up_proj", 0..12, 36));
         let pieces: Vec<_> = module.pieces.iter().map(|piece| piece.path.rsplit('.').next().unwrap()).collect();

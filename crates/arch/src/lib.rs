@@ -7,6 +7,7 @@ pub mod families;
 pub mod folder;
 pub mod groups;
 pub mod json;
+mod layer_values;
 pub mod lora;
 mod lora_init;
 pub mod mixer;
@@ -23,6 +24,7 @@ pub mod tensor_spec;
 pub mod tensors;
 pub mod text_names;
 mod token_rows;
+pub mod values;
 
 pub use config::{ModelConfig, generation_eos_token_ids, generation_pad_token_id, generation_settings};
 pub use error::ArchError;
@@ -34,7 +36,7 @@ pub use lora::{
     text_name_in_adapter, token_rows_name,
 };
 pub use lora_init::LoraInit;
-pub use mixer::{AttentionSpec, CacheSize, KeysAndValues, Mixer, MixerGroups, MixerValues, QkNorm, ShortConvSpec};
+pub use mixer::{AttentionSpec, CacheSize, KeysAndValues, Mixer, MixerGroups, MixerSizes, QkNorm, ShortConvSpec};
 pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
 pub use modules::{GroupKind, GroupSpec, ModuleSpec, OutputOrder, PieceSpec};
 pub use quantization::{QUANTIZATION_CONFIG, Quantization};
@@ -45,3 +47,4 @@ pub use tensor_spec::{Role, TensorSpec, layer_norm_name, sinks_name};
 pub use tensors::{EMBEDDING, FINAL_NORM, HEAD, is_stored_in_f32, router_correction};
 pub use text_names::{TextLayout, is_other_part, other_modules, text_name};
 pub use token_rows::{TokenIndices, token_runs};
+pub use values::{Moment, Recompute, Value, ValueKind};

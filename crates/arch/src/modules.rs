@@ -46,6 +46,8 @@ pub struct GroupSpec {
     pub kind: GroupKind,
     /// Number of matrices below each other in each module, one per expert; `None`: one matrix, which every row is multiplied with.
     pub experts: Option<usize>,
+    /// Rows that a token has in its input: one, or one for each of its experts.
+    pub rows: usize,
     /// Width of the shared input.
     pub in_features: usize,
     /// Widths of the outputs, side by side; of one expert.
@@ -197,7 +199,7 @@ pub(crate) fn group(
             ModuleSpec { path, columns: start..end, bias, pieces, parameter: None }
         })
         .collect();
-    GroupSpec { kind, experts: None, in_features, parts, modules }
+    GroupSpec { kind, experts: None, rows: 1, in_features, parts, modules }
 }
 
 /// Order of the outputs of a parameter of all experts in transformers.

@@ -100,13 +100,6 @@ impl LayerNorms {
     }
 }
 
-impl NormNames {
-    /// Counts the normalized outputs: the backward reads each of them again, as it was before its norm.
-    pub fn outputs(&self) -> usize {
-        [self.after_mixer, self.after_mlp].iter().flatten().count()
-    }
-}
-
 /// The MLP of a layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

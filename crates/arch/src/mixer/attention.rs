@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{CacheSize, MixerGroups, MixerValues, vector};
+use super::{CacheSize, MixerGroups, MixerSizes, vector};
 use crate::modules::{GroupKind, group};
 use crate::tensor_spec::{Role, TensorSpec, layer_norm_name, sinks_name};
+use crate::values::Value;
 
 /// Causal self attention with grouped key/value heads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -114,49 +115,58 @@ impl AttentionSpec {
     pub fn reads_another(&self) -> bool {
         matches!(self.keys_and_values, KeysAndValues::OfLayer(_))
     }
+}
 
-    /// Returns the groups of queries, keys and values, and of the output.
-    pub(super) fn groups(&self, layer: usize, hidden: usize) -> MixerGroups {
+impl MixerSizes for AttentionSpec {
+    fn groups(&self, layer: usize, hidden: usize) -> MixerGroups {
         let (query, kv) = (self.query_size(), self.kv_size());
         let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
         let qkv = if self.reads_another() { &qkv[..1] } else { &qkv };
         let fused = self.fused_qkv.then_some("self_attn.qkv_proj");
+        let output = [("self_attn.o_proj", hidden)];
         MixerGroups {
             input: group(layer, GroupKind::MixerInput, hidden, qkv, fused, self.qkv_bias),
-            output: group(
-                layer,
-                GroupKind::MixerOutput,
-                query,
-                &[("self_attn.o_proj", hidden)],
-                None,
-                self.output_bias,
-            ),
+            output: group(layer, GroupKind::MixerOutput, query, &output, None, self.output_bias),
         }
     }
 
     /// Returns the norms of queries and keys, and the sinks.
-    pub fn vectors(&self, layer: usize) -> Vec<TensorSpec> {
+    fn vectors(&self, layer: usize) -> Vec<TensorSpec> {
         let norms = self.qk_norm.widths(self).map(|[q, k]| [("self_attn.q_norm", q), ("self_attn.k_norm", k)]);
         let norm = |(name, width)| vector(layer, layer_norm_name(layer, name), width, Role::Norm);
         let sinks = self.sinks.then(|| vector(layer, sinks_name(layer), self.heads, Role::Sinks));
         norms.into_iter().flatten().map(norm).chain(sinks).collect()
     }
 
-    /// Returns the forward FLOPs per token of the two GEMMs, for documents of `document_tokens` tokens. A GEMM takes `2 * keys * query_size` FLOPs
-    /// per query. A causal query sees half of its document on average, and no more than its window.
-    pub(super) fn forward_flops_per_token(&self, document_tokens: f64) -> f64 {
+    /// Counts the two GEMMs, which take `2 * keys * query_size` FLOPs per query. A causal query sees half of its document on average, and no more
+    /// than its window.
+    fn forward_flops_per_token(&self, document_tokens: f64) -> f64 {
         4.0 * mean_keys(self.window, document_tokens) * self.query_size() as f64
     }
 
-    pub(super) fn values(&self) -> MixerValues {
-        let before_norm = if self.qk_norm == QkNorm::None { 0 } else { self.query_size() + self.kv_size() };
+    fn values(&self) -> Vec<Value> {
+        let [query, kv] = [self.query_size(), self.kv_size()];
         let is_published = matches!(self.keys_and_values, KeysAndValues::Published(_));
-        let published = if is_published { 2 * self.kv_size() } else { 0 };
-        MixerValues { mixed: self.query_size(), before_norm, published, statistics: self.heads }
+        let key_value = if is_published { Value::part(kv).published() } else { Value::part(kv) };
+        let keys_and_values = if self.reads_another() { 0 } else { 2 };
+        // Heads are normalized where they are, in one buffer.
+        let before_norm = match self.qk_norm {
+            QkNorm::None => vec![],
+            QkNorm::PerHead => vec![query + kv],
+            QkNorm::WholeProjection => vec![query, kv],
+        };
+        let mut values = vec![Value::part(query), Value::mixed(query), Value::statistics(self.heads)];
+        values.extend(vec![key_value; keys_and_values]);
+        values.extend(before_norm.into_iter().map(Value::part_before_norm));
+        values
     }
 
-    pub(super) fn cache(&self) -> CacheSize {
+    fn cache(&self) -> CacheSize {
         CacheSize { per_token: if self.reads_another() { 0 } else { 2 * self.kv_size() }, per_sequence: 0 }
+    }
+
+    fn cache_of(&self, layer: usize) -> usize {
+        if let KeysAndValues::OfLayer(other) = self.keys_and_values { other } else { layer }
     }
 }
 

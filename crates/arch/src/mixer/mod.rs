@@ -5,6 +5,8 @@
 mod attention;
 mod short_conv;
 
+use std::ops::Deref;
+
 use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionSpec, KeysAndValues, QkNorm};
@@ -12,6 +14,7 @@ pub use short_conv::ShortConvSpec;
 
 use crate::modules::GroupSpec;
 use crate::tensor_spec::{Role, TensorSpec};
+use crate::values::Value;
 
 /// The mixer of a layer: it reads the residual stream through one group of linear modules, and writes to it through another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,19 +35,6 @@ pub struct MixerGroups {
     pub output: GroupSpec,
 }
 
-/// Values per token that a mixer's forward computes between its groups and its backward reads, besides the outputs of its first group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MixerValues {
-    /// Its result: the input of the output projection.
-    pub mixed: usize,
-    /// Outputs of the first group as they were before their norms.
-    pub before_norm: usize,
-    /// What later layers read; it is never computed again.
-    pub published: usize,
-    /// Values in f32 that belong to the result.
-    pub statistics: usize,
-}
-
 /// Values that a mixer keeps of earlier tokens in generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheSize {
@@ -57,65 +47,45 @@ pub struct CacheSize {
 impl Mixer {
     /// Returns attention, if that is what mixes tokens.
     pub fn attention(&self) -> Option<&AttentionSpec> {
-        match self {
-            Self::Attention(attention) => Some(attention),
-            Self::ShortConv(_) => None,
-        }
+        if let Self::Attention(attention) = self { Some(attention) } else { None }
     }
 
     /// Returns it to be changed.
     pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
-        match self {
-            Self::Attention(attention) => Some(attention),
-            Self::ShortConv(_) => None,
-        }
+        if let Self::Attention(attention) = self { Some(attention) } else { None }
     }
+}
 
+/// What a mixer answers for its kind.
+pub trait MixerSizes {
     /// Returns the linear modules of layer `layer`.
-    pub fn groups(&self, layer: usize, hidden: usize) -> MixerGroups {
-        match self {
-            Self::Attention(attention) => attention.groups(layer, hidden),
-            Self::ShortConv(conv) => conv.groups(layer, hidden),
-        }
-    }
+    fn groups(&self, layer: usize, hidden: usize) -> MixerGroups;
 
     /// Returns the tensors of layer `layer` besides those of linear modules; a folder is read in this order, after the first group.
-    pub fn vectors(&self, layer: usize) -> Vec<TensorSpec> {
-        match self {
-            Self::Attention(attention) => attention.vectors(layer),
-            Self::ShortConv(conv) => vec![conv.filters(layer)],
-        }
-    }
+    fn vectors(&self, layer: usize) -> Vec<TensorSpec>;
 
     /// Returns the forward FLOPs per token between the two groups, for documents of `document_tokens` tokens.
-    pub fn forward_flops_per_token(&self, document_tokens: f64) -> f64 {
-        match self {
-            Self::Attention(attention) => attention.forward_flops_per_token(document_tokens),
-            Self::ShortConv(conv) => conv.forward_flops_per_token(),
-        }
-    }
+    fn forward_flops_per_token(&self, document_tokens: f64) -> f64;
 
-    /// Returns the values that may be saved for the backward.
-    pub fn values(&self) -> MixerValues {
-        match self {
-            Self::Attention(attention) => attention.values(),
-            Self::ShortConv(conv) => conv.values(),
-        }
-    }
-
-    /// Returns the layer whose cache the mixer of layer `layer` reads: its own, unless keys and values are another's.
-    pub fn cache_of(&self, layer: usize) -> usize {
-        match self.attention().map(|attention| attention.keys_and_values) {
-            Some(KeysAndValues::OfLayer(other)) => other,
-            _ => layer,
-        }
-    }
+    /// Lists the values of a layer that are the mixer's.
+    fn values(&self) -> Vec<Value>;
 
     /// Returns the size of the cache.
-    pub fn cache(&self) -> CacheSize {
+    fn cache(&self) -> CacheSize;
+
+    /// Returns the layer whose cache the mixer of layer `layer` reads: its own, unless keys and values are another's.
+    fn cache_of(&self, layer: usize) -> usize {
+        layer
+    }
+}
+
+impl Deref for Mixer {
+    type Target = dyn MixerSizes;
+
+    fn deref(&self) -> &Self::Target {
         match self {
-            Self::Attention(attention) => attention.cache(),
-            Self::ShortConv(conv) => conv.cache(),
+            Self::Attention(attention) => attention,
+            Self::ShortConv(conv) => conv,
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{CacheSize, MixerGroups, MixerValues};
+use super::{CacheSize, MixerGroups, MixerSizes};
 use crate::modules::{GroupKind, group};
 use crate::tensor_spec::{Role, TensorSpec};
+use crate::values::Value;
 
 /// A causal depthwise convolution between two gates: `out_proj(c * conv(b * x))`, where one projection computes `b`, `c` and `x`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,7 +17,15 @@ pub struct ShortConvSpec {
 }
 
 impl ShortConvSpec {
-    pub(super) fn groups(&self, layer: usize, hidden: usize) -> MixerGroups {
+    /// Returns the filters.
+    pub fn filters(&self, layer: usize) -> TensorSpec {
+        let name = format!("model.layers.{layer}.conv.conv.weight");
+        TensorSpec { name, shape: vec![self.channels, 1, self.width], role: Role::Filters, layer: Some(layer) }
+    }
+}
+
+impl MixerSizes for ShortConvSpec {
+    fn groups(&self, layer: usize, hidden: usize) -> MixerGroups {
         let [b, c, x] = ["b", "c", "x"].map(|part| (part, self.channels));
         let (input, output) = ([b, c, x], [("conv.out_proj", hidden)]);
         MixerGroups {
@@ -25,22 +34,21 @@ impl ShortConvSpec {
         }
     }
 
-    /// Returns the filters.
-    pub fn filters(&self, layer: usize) -> TensorSpec {
-        let name = format!("model.layers.{layer}.conv.conv.weight");
-        TensorSpec { name, shape: vec![self.channels, 1, self.width], role: Role::Filters, layer: Some(layer) }
+    fn vectors(&self, layer: usize) -> Vec<TensorSpec> {
+        vec![self.filters(layer)]
     }
 
-    pub(super) fn forward_flops_per_token(&self) -> f64 {
+    fn forward_flops_per_token(&self, _document_tokens: f64) -> f64 {
         2.0 * (self.width * self.channels) as f64
     }
 
-    pub(super) fn values(&self) -> MixerValues {
-        MixerValues { mixed: self.channels, before_norm: 0, published: 0, statistics: 0 }
+    fn values(&self) -> Vec<Value> {
+        let part = Value::part(self.channels);
+        vec![part, part, part, Value::mixed(self.channels)]
     }
 
     /// Returns the size of the last products of the gate and its input, in f32, which take as much as two values of 16 bits.
-    pub(super) fn cache(&self) -> CacheSize {
+    fn cache(&self) -> CacheSize {
         CacheSize { per_token: 0, per_sequence: 2 * (self.width - 1) * self.channels }
     }
 }

@@ -5,7 +5,7 @@
 //! `cuda.rs`), and is compiled even if the backend is not. `training_shape.rs` describes how the model is trained.
 //! Trade-off: effects of the machine rather than the run, such as an allocator's rounding, are left out.
 
-use firebrick_arch::{GroupSpec, LoraConfig, MlpSpec, ModelSpec, Role};
+use firebrick_arch::{LoraConfig, ModelSpec, Role, Value};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
@@ -53,94 +53,11 @@ fn adapted_norms(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
         let magnitudes = model.tensors_of(lora).into_iter().filter(|tensor| tensor.role == Role::LoraMagnitude);
         2 * TRAINED_BYTES * magnitudes.map(|tensor| tensor.elements() as u64).sum::<u64>()
     };
-    line("norms of adapted rows", lora.map_or(0, of_lora), "two f32 values per magnitude".to_owned())
+    line("norms of adapted rows", lora.map_or(0, of_lora), "two f32 values per magnitude")
 }
 
-/// Values per token that a layer's forward computes and its backward reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LayerValues {
-    /// The layer's input; the sum after the mixer has the same width.
-    input: u64,
-    /// The mixer's result.
-    mixed: u64,
-    /// Outputs of GEMMs and attention: queries, keys and values (also those before their norm), attention output,
-    /// outputs before a norm, the sum after attention, gate and up.
-    computed: u64,
-    /// Both normalized inputs, and the gated activation.
-    elementwise: u64,
-    /// What later layers read of this one.
-    published: u64,
-    /// f32 values that belong to the mixer's result.
-    statistics: u64,
-}
-
-/// Returns the values of layer `layer`, from the parts of its groups.
-pub(crate) fn layer_values(model: &ModelSpec, layer: usize) -> LayerValues {
-    let groups = model.layer_groups(layer);
-    let (inputs, [gate_up, down]) = (&groups.mixer.input, groups.mlp_shapes());
-    let (mixer, mlp) = (model.layers[layer].mixer.values(), &model.layers[layer].mlp);
-    let norms = model.layers[layer].norms.names();
-    let before_norm = mixer.before_norm + norms.outputs() * model.hidden_size;
-    let (rows, routed) = match mlp {
-        MlpSpec::Gated { .. } => (1, 0),
-        // The router's input; dispatched and returned rows; two f32 per expert, in 2-byte values.
-        MlpSpec::Experts { count, top_k, .. } => (*top_k, (1 + 2 * top_k) * model.hidden_size + 4 * count),
-    };
-    // Of a shared expert gate and up, its output if that is gated, and the gated activation.
-    let [shared, activated] = mlp.shared().map_or([0; 2], |shared| {
-        let output = if shared.gated { model.hidden_size } else { 0 };
-        [2 * shared.intermediate_size + output, shared.intermediate_size]
-    });
-    let computed = inputs.out_features()
-        + before_norm
-        + mixer.mixed
-        + gate_up.in_features
-        + rows * gate_up.out_features()
-        + routed
-        + shared;
-    let normed = |name: Option<&str>, group: &GroupSpec| if name.is_some() { group.in_features } else { 0 };
-    LayerValues {
-        input: inputs.in_features as u64,
-        mixed: mixer.mixed as u64,
-        published: mixer.published as u64,
-        computed: computed as u64,
-        elementwise: (normed(norms.before_mixer, inputs)
-            + normed(norms.before_mlp, gate_up)
-            + rows * down.in_features
-            + activated) as u64,
-        statistics: mixer.statistics as u64,
-    }
-}
-
-impl LayerValues {
-    /// Returns the bytes per token that the forward saves until the backward, with `value` bytes per value.
-    pub(crate) fn saved(&self, recompute: Recompute, value: u64) -> u64 {
-        match recompute {
-            Recompute::Full => (self.input + self.published) * value,
-            Recompute::Projections => (self.half_inputs() + self.published) * value + 4 * self.statistics,
-            Recompute::Selective => self.selective(value),
-            Recompute::None => self.everything(value),
-        }
-    }
-
-    /// Returns the values of the inputs of both halves (attention and MLP) and of attention's output.
-    fn half_inputs(&self) -> u64 {
-        2 * self.input + self.mixed
-    }
-
-    /// Returns the bytes per token of the input and of the outputs of GEMMs and attention.
-    pub(crate) fn selective(&self, value: u64) -> u64 {
-        (self.input + self.computed) * value + 4 * self.statistics
-    }
-
-    /// Returns the bytes per token of everything that the backward reads.
-    pub(crate) fn everything(&self, value: u64) -> u64 {
-        self.selective(value) + self.elementwise * value
-    }
-}
-
-pub(crate) fn line(what: &'static str, bytes: u64, why: String) -> MemoryLine {
-    MemoryLine { what, bytes, why }
+pub(crate) fn line(what: &'static str, bytes: u64, why: impl Into<String>) -> MemoryLine {
+    MemoryLine { what, bytes, why: why.into() }
 }
 
 pub(crate) fn sum(lines: &[MemoryLine]) -> u64 {
@@ -182,50 +99,40 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
             format!("one f32 value per trained parameter{}", share(divided.gradients_elsewhere)),
         ),
         line("optimizer state", training.optimizer_bytes - training.paged_bytes, state),
-        line(
-            "paged state passing through",
-            training.paging_bytes,
-            "buckets that are updated, or on their way".to_owned(),
-        ),
-        line(
-            "weights of other ranks",
-            divided.weights_borrowed,
-            "of the layer that computes, and of the next".to_owned(),
-        ),
-        line(
-            "gradients for other ranks",
-            divided.gradients_leaving,
-            "a bucket that fills, and one on its way".to_owned(),
-        ),
+        line("paged state passing through", training.paging_bytes, "buckets that are updated, or on their way"),
+        line("weights of other ranks", divided.weights_borrowed, "of the layer that computes, and of the next"),
+        line("gradients for other ranks", divided.gradients_leaving, "a bucket that fills, and one on its way"),
     ]
 }
 
 /// Returns the line for optimizer moments that are copied to the device for their update and back.
 fn paged_state(training: &TrainingShape) -> MemoryLine {
-    line("paged optimizer state", training.paged_bytes, "pinned; copied to the device and back in each step".to_owned())
+    line("paged optimizer state", training.paged_bytes, "pinned; copied to the device and back in each step")
 }
 
 /// Returns the line for the initial adapters in host memory.
 pub(crate) fn adapter_starts(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
-    line("starts of adapters", training.start_bytes(model), "f32; saved next to the trained pairs".to_owned())
+    line("starts of adapters", training.start_bytes(model), "f32; saved next to the trained pairs")
 }
 
 fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
-    let (tokens, value) = (training.tokens(), training.activation_bytes());
-    let values = || (0..model.layers.len()).map(|layer| layer_values(model, layer));
-    let of_layers = |count| values().take(count).map(|layer| layer.saved(training.recompute, value)).sum::<u64>();
-    let all = model.layers.len();
-    let is_offloaded = training.is_offloaded();
-    let (layers, per_token) = match training.recompute {
-        Recompute::Projections if is_offloaded => {
-            let widest = values().map(|layer| layer.half_inputs()).max().unwrap_or(0);
-            let published = values().map(|layer| layer.published).sum::<u64>();
-            (1, (widest + published) * value + 4 * values().map(|layer| layer.statistics).sum::<u64>())
-        }
-        _ if is_offloaded => (all.min(INPUTS_ON_DEVICE), of_layers(INPUTS_ON_DEVICE)),
-        _ => (all, of_layers(all)),
+    let (tokens, recompute, all) = (training.tokens(), training.recompute, model.layers.len());
+    let of = |layer, counts: fn(&Value) -> bool| {
+        training.bytes_of(model, layer, |value| recompute.saves(value) && counts(value))
     };
-    let what_is_saved = match training.recompute {
+    let of_layers = |count| (0..count).map(|layer| of(layer, |_| true)).sum::<u64>();
+    let is_offloaded = training.is_offloaded();
+    let (layers, per_token) = match recompute {
+        Recompute::Projections if is_offloaded => {
+            let widest = (0..all).map(|layer| of(layer, |value| value.may_wait)).max().unwrap_or(0);
+            (1, widest + (0..all).map(|layer| of(layer, |value| !value.may_wait)).sum::<u64>())
+        }
+        _ => {
+            let layers = if is_offloaded { all.min(INPUTS_ON_DEVICE) } else { all };
+            (layers, of_layers(layers))
+        }
+    };
+    let what_is_saved = match recompute {
         Recompute::Full => "the input",
         Recompute::Projections if is_offloaded => {
             "sums of the softmax of all layers, attention's output and the inputs of both halves"
@@ -258,8 +165,7 @@ fn offloaded_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryL
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use firebrick_arch::shapes::{llama_3_1_8b, qwen3_8b};
-    use firebrick_arch::{LayerNorms, QkNorm};
+    use firebrick_arch::shapes::llama_3_1_8b;
     use firebrick_precision::FloatType;
 
     use super::*;
@@ -297,32 +203,5 @@ pub(crate) mod tests {
         let (before, after) = (estimate(&resident), estimate(&paged));
         assert_eq!(before.total_bytes() - after.total_bytes(), (1 << 30) - (1 << 20));
         assert_eq!(after.host_bytes() - before.host_bytes(), 1 << 30);
-    }
-
-    #[test]
-    fn selective_recomputation_saves_less_than_100_kb_per_token_and_layer_of_the_8b_shape() {
-        assert_eq!(layer_values(&llama_3_1_8b(), 0).saved(Recompute::Selective, 2), 94_336);
-    }
-
-    #[test]
-    fn normalized_queries_and_keys_are_saved_twice() {
-        let mut plain = qwen3_8b();
-        plain.attentions_mut().for_each(|attention| attention.qk_norm = QkNorm::None);
-        let saved = |model: &ModelSpec| layer_values(model, 0).saved(Recompute::Selective, 2);
-        assert_eq!(saved(&qwen3_8b()) - saved(&plain), 2 * (4096 + 1024));
-    }
-
-    #[test]
-    fn outputs_that_are_normalized_are_saved_as_they_were_before() {
-        let with = |norms| {
-            let mut model = llama_3_1_8b();
-            model.layers.iter_mut().for_each(|layer| layer.norms = norms);
-            [Recompute::Selective, Recompute::None].map(|recompute| layer_values(&model, 0).saved(recompute, 2))
-        };
-        let ([before, all_before], [after, all_after]) = (with(LayerNorms::Pre), with(LayerNorms::Post));
-        assert_eq!(after - before, 2 * 2 * 4096);
-        // Without input norms there are no normalized inputs to save.
-        assert_eq!(all_after, all_before);
-        assert_eq!(with(LayerNorms::PreAndPost), [after, all_before + 2 * 2 * 4096]);
     }
 }

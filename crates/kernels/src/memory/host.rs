@@ -7,7 +7,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use burn_tensor::{Tensor, TensorData, backend::Backend};
+use burn_tensor::{TensorData, backend::Backend};
 
 use crate::payload::Payload;
 
@@ -129,39 +129,24 @@ impl<B: Backend> fmt::Debug for Offloaded<B> {
 /// Numbers requested from the device by [`crate::MemoryOps::read_later`].
 #[must_use = "numbers that are not waited for were copied for nothing"]
 pub struct Readback {
-    numbers: Box<dyn Numbers>,
-}
-
-/// A backend's representation of requested numbers.
-pub(crate) trait Numbers {
-    /// Waits for the numbers.
-    fn wait(self: Box<Self>) -> Vec<f32>;
+    wait: Box<dyn FnOnce() -> Vec<f32>>,
 }
 
 impl Readback {
-    pub(crate) fn new(numbers: impl Numbers + 'static) -> Self {
-        Self { numbers: Box::new(numbers) }
+    /// Takes what waits for the numbers.
+    pub(crate) fn new(wait: impl FnOnce() -> Vec<f32> + 'static) -> Self {
+        Self { wait: Box::new(wait) }
     }
 
     /// Returns the numbers in the order of the request. Waits until the device has computed and copied them, but, where
     /// the backend can, not for work that was queued later.
     pub fn wait(self) -> Vec<f32> {
-        self.numbers.wait()
+        (self.wait)()
     }
 }
 
 impl fmt::Debug for Readback {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Readback").finish_non_exhaustive()
-    }
-}
-
-/// Tensors that are read only when they are waited for.
-pub(super) struct OnDevice<B: Backend>(pub(super) Vec<Tensor<B, 1>>);
-
-impl<B: Backend> Numbers for OnDevice<B> {
-    fn wait(self: Box<Self>) -> Vec<f32> {
-        let data = self.0.into_iter().map(|value| value.into_data().convert::<f32>());
-        data.map(|data| data.to_vec::<f32>().expect("the value was just converted to f32")[0]).collect()
     }
 }

@@ -5,55 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use firebrick_arch::{GroupKind, GroupSpec, LoraConfig, ModelSpec, NormNames, Role};
+pub use firebrick_arch::Recompute;
+use firebrick_arch::{LoraConfig, ModelSpec, Role, Value, ValueKind};
 use firebrick_precision::FloatType;
-use serde::{Deserialize, Serialize};
 
 use super::evaluation::EvaluationShape;
 use crate::GemmFormat;
 use crate::weights::{BaseStorage, Storage};
-
-/// The values that a layer's forward pass saves for its backward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
-#[serde(rename_all = "snake_case")]
-pub enum Recompute {
-    /// Only the layer's input; the layer runs forward again, without its last GEMM unless a norm follows it.
-    Full,
-    /// The layer's input, attention's output, and the sum after attention. The first projections of attention and of
-    /// the MLP are recomputed; attention and its output projection are not (unless a norm follows the latter).
-    Projections,
-    /// Outputs of GEMMs and of attention; norms and activation functions are recomputed.
-    Selective,
-    /// Everything the backward reads.
-    None,
-}
-
-impl Recompute {
-    /// Returns whether GEMMs run forward a second time: gradient checkpointing.
-    #[must_use]
-    pub fn repeats_gemms(self) -> bool {
-        matches!(self, Self::Full | Self::Projections)
-    }
-
-    /// Returns whether a group of a layer with these norms runs forward again. A group that only the next half of the
-    /// layer reads does not, unless a norm follows it.
-    #[must_use]
-    pub fn repeats(self, kind: GroupKind, norms: &NormNames) -> bool {
-        match (self, kind) {
-            (Self::Full | Self::Projections, GroupKind::Down) => norms.after_mlp.is_some(),
-            (Self::Projections, GroupKind::MixerOutput) => norms.after_mixer.is_some(),
-            (Self::Full | Self::Projections, _) => true,
-            (Self::Selective | Self::None, _) => false,
-        }
-    }
-
-    /// Returns whether a layer's saved values may wait in host memory: the inputs of its halves and attention's output are small enough.
-    #[must_use]
-    pub fn may_offload(self) -> bool {
-        self.repeats_gemms()
-    }
-}
 
 /// How a model is trained, as far as memory depends on it.
 #[derive(Clone, Debug, PartialEq)]
@@ -168,23 +126,23 @@ impl TrainingShape {
         pairs.map(|tensor| 4 * tensor.elements() as u64).sum()
     }
 
+    /// Returns the bytes per token of the values of a layer that `counts`.
+    pub(crate) fn bytes_of(&self, model: &ModelSpec, layer: usize, counts: impl Fn(&Value) -> bool) -> u64 {
+        let values = model.values(layer).into_iter().filter(counts);
+        values.map(|value| value.bytes(self.activation_bytes())).sum()
+    }
+
     /// Returns the tensors that wait in host memory, as counts and values per token. Those that the last layer's backward reads first stay.
     #[must_use]
     pub fn offloaded_tensors(&self, model: &ModelSpec) -> Vec<[usize; 2]> {
-        let layers = model.layers.len();
-        let inputs = [layers.saturating_sub(1), model.hidden_size];
-        match self.recompute {
-            _ if !self.is_offloaded() => Vec::new(),
-            Recompute::Projections => {
-                let mut outputs: BTreeMap<usize, usize> = BTreeMap::new();
-                for layer in &model.layers {
-                    *outputs.entry(layer.mixer.values().mixed).or_default() += 1;
-                }
-                let sums = [layers, model.hidden_size];
-                [inputs, sums].into_iter().chain(outputs.into_iter().map(|(width, count)| [count, width])).collect()
+        let mut tensors: BTreeMap<(ValueKind, usize), usize> = BTreeMap::new();
+        for layer in (0..model.layers.len()).filter(|_| self.is_offloaded()) {
+            for value in model.values(layer).iter().filter(|value| value.may_wait && self.recompute.saves(value)) {
+                let stays = value.kind == ValueKind::Input && layer + 1 == model.layers.len();
+                *tensors.entry((value.kind, value.rows * value.width)).or_default() += usize::from(!stays);
             }
-            _ => vec![inputs],
         }
+        tensors.into_iter().map(|((_, width), count)| [count, width]).collect()
     }
 
     /// Returns whether saved values wait in host memory.
@@ -208,10 +166,9 @@ pub(crate) fn widest_dropped(model: &ModelSpec, training: &TrainingShape) -> u64
 /// Returns the output widths that DoRA scales in a layer: of each group with an adapted module, in forward order.
 pub(crate) fn scaled_widths(model: &ModelSpec, training: &TrainingShape, layer: usize) -> Vec<u64> {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.use_dora) else { return Vec::new() };
-    let (groups, mlp) = (model.groups(layer), &model.layers[layer].mlp);
+    let groups = model.groups(layer);
     let scaled = groups.iter().filter(|group| group.modules.iter().any(|module| lora.adapts(module.lora_path())));
-    let rows = |group: &GroupSpec| if group.experts.is_some() { mlp.rows_per_token() } else { 1 };
-    scaled.map(|group| (rows(group) * group.out_features()) as u64).collect()
+    scaled.map(|group| (group.rows * group.out_features()) as u64).collect()
 }
 
 #[cfg(test)]
@@ -265,7 +222,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn adapters_have_the_parameters_of_their_targets() {
+    fn trained_parameters_are_those_of_targets_or_all() {
         let model = llama_3_1_8b();
         assert_eq!(adapter_parameters(&model, &lora(TargetModules::AllLinear)), 41_943_040);
         let named = TargetModules::Named(vec!["q_proj".to_owned(), "v_proj".to_owned()]);
@@ -273,6 +230,7 @@ pub(crate) mod tests {
         let listed: usize =
             model.adapter_tensors(&lora(TargetModules::AllLinear)).unwrap().iter().map(TensorSpec::elements).sum();
         assert_eq!(listed, 41_943_040);
+        assert_eq!(full(FloatType::F32).trained_parameters(&llama_3_2_1b()), 1_235_814_400, "a tied head counts once");
     }
 
     #[test]
@@ -286,11 +244,5 @@ pub(crate) mod tests {
         let others = model.parameters() - model.parameters_of(Role::Projection);
         let bits = 8.0 * (quantized - 2 * others) as f64 / model.parameters_of(Role::Projection) as f64;
         assert!((bits - 4.127).abs() < 1e-3, "{bits}");
-    }
-
-    #[test]
-    fn a_tied_head_counts_once() {
-        let training = TrainingShape { lora: None, ..full(FloatType::F32) };
-        assert_eq!(training.trained_parameters(&llama_3_2_1b()), 1_235_814_400);
     }
 }

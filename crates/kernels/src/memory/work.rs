@@ -5,11 +5,10 @@
 //! The backward of attention has five GEMMs to the forward's two, since it recomputes the scores.
 //! Trade-off: traffic is a lower bound, where each operation reads its inputs and writes its results once.
 
-use firebrick_arch::{GroupSpec, MlpSpec, ModelSpec, ModuleSpec, Role};
+use firebrick_arch::{GroupSpec, LoraConfig, ModelSpec, ModuleSpec, Role, Value, ValueKind};
 use firebrick_hwprofile::roofline::Work;
 use firebrick_precision::Format;
 
-use super::estimate::layer_values;
 use super::training_shape::{Recompute, TrainingShape, scaled_widths};
 use crate::GemmFormat;
 
@@ -48,66 +47,86 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
     }
 }
 
-/// Iterates over linear modules: the rows per token that a module reads, the module, its input width, and whether it runs forward again.
-fn modules(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (f64, ModuleSpec, usize, bool)> + '_ {
-    groups(model, recompute).flat_map(|(rows, is_repeated, group)| {
-        let in_features = group.in_features;
-        group.modules.into_iter().map(move |module| (rows, module, in_features, is_repeated))
+/// A linear module of a layer.
+struct Linear {
+    /// Rows per token that read it.
+    rows: f64,
+    module: ModuleSpec,
+    inputs: usize,
+    /// Whether it runs forward again.
+    is_repeated: bool,
+}
+
+impl Linear {
+    /// Counts the parameters that a token is multiplied with.
+    fn parameters(&self) -> f64 {
+        self.rows * (self.module.out_features() * self.inputs) as f64
+    }
+
+    /// Returns the rank of its adapter; `None` without one.
+    fn rank(&self, lora: Option<&LoraConfig>) -> Option<usize> {
+        let path = self.module.lora_path();
+        lora.filter(|lora| lora.adapts(path)).map(|lora| lora.rank_of(path))
+    }
+}
+
+/// Iterates over the linear modules of all layers.
+fn modules(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = Linear> + '_ {
+    groups(model, recompute).flat_map(|(group, is_repeated)| {
+        let (rows, inputs) = (group.rows as f64, group.in_features);
+        group.modules.into_iter().map(move |module| Linear { rows, module, inputs, is_repeated })
     })
 }
 
-/// Iterates over the groups of all layers: the rows per token that a group reads, whether it runs forward again, and the group.
-fn groups(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (f64, bool, GroupSpec)> + '_ {
+/// Iterates over the groups of all layers, and whether each runs forward again.
+fn groups(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (GroupSpec, bool)> + '_ {
     (0..model.layers.len()).flat_map(move |layer| {
-        let (mlp, norms) = (&model.layers[layer].mlp, model.layers[layer].norms.names());
-        let rows = move |group: &GroupSpec| if group.experts.is_some() { mlp.rows_per_token() } else { 1 };
-        let of_group = move |group: GroupSpec| (rows(&group) as f64, recompute.repeats(group.kind, &norms), group);
+        let norms = model.layers[layer].norms.names();
+        let of_group = move |group: GroupSpec| {
+            let is_repeated = recompute.repeats(group.kind, &norms);
+            (group, is_repeated)
+        };
         model.groups(layer).into_iter().map(of_group)
     })
 }
 
 /// Counts the parameters of linear modules in all layers that a token is multiplied with.
 fn all_projections(model: &ModelSpec) -> f64 {
-    let all = modules(model, Recompute::None);
-    all.map(|(rows, module, inputs, _)| rows * (module.out_features() * inputs) as f64).sum()
+    modules(model, Recompute::None).map(|linear| linear.parameters()).sum()
 }
 
 /// Counts the parameters of linear modules that run forward a second time.
 fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
-    let repeated = modules(model, training.recompute).filter(|&(.., is_repeated)| is_repeated);
-    repeated.map(|(rows, module, inputs, _)| rows * (module.out_features() * inputs) as f64).sum()
+    modules(model, training.recompute).filter(|linear| linear.is_repeated).map(|linear| linear.parameters()).sum()
 }
 
 /// Counts the adapter's own GEMMs, in passes over its parameters: forward, recomputed forward, and two for the
 /// gradients of input and adapter. The zeros of appended ranks are not counted.
 fn adapter(model: &ModelSpec, training: &TrainingShape) -> f64 {
-    let Some(lora) = &training.lora else { return 0.0 };
-    let parameters = |all: bool| -> f64 {
-        let targets = modules(model, training.recompute)
-            .filter(|(_, module, _, is_repeated)| (all || *is_repeated) && lora.adapts(module.lora_path()));
-        let rank = |module: &ModuleSpec| lora.rank_of(module.lora_path());
-        targets.map(|(rows, module, inputs, _)| rows * (rank(&module) * (module.out_features() + inputs)) as f64).sum()
+    let of_module = |linear: Linear| {
+        let rank = linear.rank(training.lora.as_ref()).unwrap_or(0);
+        let passes = if linear.is_repeated { 4.0 } else { 3.0 };
+        passes * linear.rows * (rank * (linear.module.out_features() + linear.inputs)) as f64
     };
-    3.0 * parameters(true) + parameters(false)
+    modules(model, training.recompute).map(of_module).sum()
 }
 
 /// Counts DoRA's own GEMMs, in passes over parameters: per token, and once per step for the norms. Per token these are
 /// projection outputs that a recomputed layer skips but magnitudes need; and under dropout a second GEMM with the
 /// weight over the masked input, and another one for the gradient.
 fn dora(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
-    let Some(lora) = training.lora.as_ref().filter(|lora| lora.use_dora) else { return [0.0; 2] };
+    let lora = training.lora.as_ref().filter(|lora| lora.use_dora);
+    let has_dropout = lora.is_some_and(|lora| lora.lora_dropout > 0.0);
     let (mut of_tokens, mut of_steps) = (0.0, 0.0);
     let repeats = training.recompute.repeats_gemms();
-    let all = modules(model, training.recompute);
-    for (rows, module, inputs, is_repeated) in all.filter(|(_, module, ..)| lora.adapts(module.lora_path())) {
-        let all = (module.out_features() * inputs) as f64;
-        let parameters = rows * all;
+    for linear in modules(model, training.recompute) {
+        let Some(rank) = linear.rank(lora) else { continue };
         let forwards = if repeats { 2.0 } else { 1.0 };
-        let missing = if repeats && !is_repeated { 1.0 } else { 0.0 };
-        let dropped = if lora.lora_dropout > 0.0 { forwards - missing + 1.0 } else { 0.0 };
-        of_tokens += parameters * (missing + dropped);
+        let missing = if repeats && !linear.is_repeated { 1.0 } else { 0.0 };
+        let dropped = if has_dropout { forwards - missing + 1.0 } else { 0.0 };
+        of_tokens += linear.parameters() * (missing + dropped);
         // Norms are those of all experts.
-        of_steps += (module.rows() * inputs * lora.rank_of(module.lora_path())) as f64;
+        of_steps += (linear.module.rows() * linear.inputs * rank) as f64;
     }
     [of_tokens, of_steps]
 }
@@ -174,19 +193,14 @@ fn kept_shares(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
 /// Returns the traffic of activations. Each value of a layer is written and read in a forward, read in the backward, and has a
 /// gradient written and read; a recomputed layer stops before the gated activation. Logits are written, read, and have a gradient.
 fn activation_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
-    let value = training.activation_bytes();
     let of_layer = |layer: usize| {
-        let everything = layer_values(model, layer).everything(value) as f64;
+        let of = |counts: &dyn Fn(&Value) -> bool| training.bytes_of(model, layer, counts) as f64;
+        let everything = of(&|value| Recompute::None.saves(value));
         // A mixture of experts is recomputed as a whole.
-        let product = match model.layers[layer].mlp {
-            MlpSpec::Gated { intermediate_size, .. } => (intermediate_size as u64 * value) as f64,
-            MlpSpec::Experts { .. } => 0.0,
-        };
+        let is_last = |value: &Value| value.kind == ValueKind::Activated && !model.layers[layer].mlp.is_mixture();
         let recomputed_values = match training.recompute {
-            Recompute::Full => everything - product,
-            Recompute::Projections => {
-                everything - product - layer_values(model, layer).saved(training.recompute, value) as f64
-            }
+            Recompute::Full => everything - of(&is_last),
+            Recompute::Projections => everything - of(&|value| is_last(value) || training.recompute.saves(value)),
             Recompute::Selective | Recompute::None => 0.0,
         };
         5.0 * everything + 2.0 * (recomputed_values + reference_passes(training) * everything)
@@ -207,9 +221,9 @@ fn reference_passes(training: &TrainingShape) -> f64 {
 fn dropout_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.lora_dropout > 0.0) else { return 0.0 };
     let is_adapted = |group: &GroupSpec| group.modules.iter().any(|module| lora.adapts(module.lora_path()));
-    let adapted = groups(model, training.recompute).filter(|(.., group)| is_adapted(group));
+    let adapted = groups(model, training.recompute).filter(|(group, _)| is_adapted(group));
     let passes = |is_repeated| if is_repeated { 10.0 } else { 8.0 };
-    let values = adapted.map(|(rows, is_repeated, group)| rows * passes(is_repeated) * group.in_features as f64);
+    let values = adapted.map(|(group, is_repeated)| passes(is_repeated) * (group.rows * group.in_features) as f64);
     let values: f64 = values.sum();
     values * (training.tokens() * training.activation_bytes()) as f64
 }
@@ -255,24 +269,25 @@ mod tests {
     }
 
     #[test]
-    fn a_recomputed_layer_leaves_out_its_last_gemm_and_one_with_saved_attention_the_output_projection_too() {
-        let repeated_adapters = 41_943_040.0 - (4096.0 + 14_336.0) * 16.0 * 32.0;
-        let flops = |recompute| work(&qlora(1, recompute), 1).matmul_flops / (2.0 * 4096.0);
-        let once_more = (218_103_808.0 - 4096.0 * 14_336.0) * 32.0 + repeated_adapters;
-        assert_eq!(flops(Recompute::Full) - flops(Recompute::None), once_more);
-        let output_once_more = 4096.0 * 4096.0 * 32.0 + 2.0 * 4096.0 * 16.0 * 32.0;
-        assert_eq!(flops(Recompute::Full) - flops(Recompute::Projections), output_once_more);
-        assert_eq!(flops(Recompute::Selective), flops(Recompute::None));
-    }
-
-    #[test]
-    fn a_projection_that_a_norm_follows_runs_again_where_its_half_does() {
-        let mut model = llama_3_1_8b();
-        model.layers.iter_mut().for_each(|layer| layer.norms = LayerNorms::PreAndPost);
-        let flops = |recompute| step_work(&model, &qlora(1, recompute), 1, 4096.0).matmul_flops;
-        assert_eq!(flops(Recompute::Full), flops(Recompute::Projections));
-        let once_more = (218_103_808.0 + 41_943_040.0 / 32.0) * 32.0 * 2.0 * 4096.0;
-        assert_eq!(flops(Recompute::Full) - flops(Recompute::None), once_more);
+    fn gemms_run_again_but_for_those_that_no_backward_and_no_norm_reads() {
+        let flops = |norms, recompute| {
+            let mut model = llama_3_1_8b();
+            model.layers.iter_mut().for_each(|layer| layer.norms = norms);
+            step_work(&model, &qlora(1, recompute), 1, 4096.0).matmul_flops / (2.0 * 4096.0)
+        };
+        // With adapters of rank 16.
+        let all = 218_103_808.0 * 32.0 + 41_943_040.0;
+        let down = (4096.0 * 14_336.0 + (4096.0 + 14_336.0) * 16.0) * 32.0;
+        let output = (4096.0 * 4096.0 + 2.0 * 4096.0 * 16.0) * 32.0;
+        for (norms, recompute, once_more) in [
+            (LayerNorms::Pre, Recompute::Full, all - down),
+            (LayerNorms::Pre, Recompute::Projections, all - down - output),
+            (LayerNorms::Pre, Recompute::Selective, 0.0),
+            (LayerNorms::PreAndPost, Recompute::Full, all),
+            (LayerNorms::PreAndPost, Recompute::Projections, all),
+        ] {
+            assert_eq!(flops(norms, recompute) - flops(norms, Recompute::None), once_more, "{norms:?} {recompute:?}");
+        }
     }
 
     #[test]
@@ -354,11 +369,7 @@ mod tests {
         assert!(four.bytes < 4.0 * one.bytes, "the optimizer runs once per step");
         let time = RooflineTime::of(&one, &H100_MEASURED);
         assert!(time.lower() <= time.upper() && time.upper() <= 2.0 * time.lower());
-    }
-
-    #[test]
-    fn one_token_is_bound_by_memory() {
-        let training = TrainingShape { row_len: 1, ..qlora(1, Recompute::None) };
-        assert_eq!(RooflineTime::of(&work(&training, 1), &H100_MEASURED).bound(), Bound::Memory);
+        let of_a_token = RooflineTime::of(&work(&TrainingShape { row_len: 1, ..training }, 1), &H100_MEASURED);
+        assert_eq!(of_a_token.bound(), Bound::Memory);
     }
 }

@@ -228,20 +228,16 @@ impl<B: Backend> QuantizedWeight<B> {
     }
 
     /// Returns the layout of the parts of a weight with another shape `[out, in]`, in the same format and with the same kinds of tensors.
-    pub fn layouts(&self, [rows, columns]: [usize; 2]) -> Vec<PayloadLayout> {
-        let blocks = self.format.blocks(rows * columns, columns);
-        let nested = blocks.div_ceil(blockwise::BLOCK_SIZE);
-        let codes = blocks * self.format.block_size(columns) / self.format.packing().codes_per_byte();
-        // Without a byte type, a backend stores four bytes per word, except for nested codes.
-        let stored = |bytes: usize, codes: &Tensor<B, 1, Int>| bytes.div_ceil(codes.dtype().size());
-        let of_weight = stored(codes, &self.codes);
-        let elements = match &self.scales.block {
-            BlockScales::Float(_) => vec![of_weight, blocks],
-            BlockScales::Narrow { codes, map } => vec![of_weight, stored(blocks, codes), map.dims()[0]],
-            BlockScales::Nested { .. } => vec![of_weight, nested * blockwise::BLOCK_SIZE, nested, 1],
+    pub fn layouts(&self, shape: [usize; 2]) -> Vec<PayloadLayout> {
+        let sizes = part_sizes(self.format, shape, matches!(self.scales.block, BlockScales::Float(_)));
+        let is_nested = matches!(self.scales.block, BlockScales::Nested { .. });
+        let of = |(index, (part, [count, _])): (usize, (Payload<B>, [usize; 2]))| {
+            let layout = part.layout();
+            // Without a byte type, a backend stores four bytes per word, except for nested codes.
+            let in_words = layout.is_codes && (index == 0 || !is_nested);
+            PayloadLayout { elements: if in_words { count.div_ceil(layout.dtype.size()) } else { count }, ..layout }
         };
-        let of = |(part, elements): (Payload<B>, usize)| PayloadLayout { elements, ..part.layout() };
-        self.parts().into_iter().zip(elements).map(of).collect()
+        self.parts().into_iter().zip(sizes).enumerate().map(of).collect()
     }
 
     /// Builds a weight of shape `[out, in]` from its parts, in the order of [`QuantizedWeight::parts`].
@@ -265,6 +261,23 @@ impl<B: Backend> QuantizedWeight<B> {
             },
         };
         Self { format: self.format, codes, scales: Scales { block }, table: self.table.clone(), shape }
+    }
+}
+
+/// Returns count and bytes of the codes and f32 values in each part of a weight `[out, in]`, in the order of [`QuantizedWeight::parts`]. The scales are
+/// those of the format, or f32.
+fn part_sizes(format: QuantFormat, [rows, columns]: [usize; 2], has_float_scales: bool) -> Vec<[usize; 2]> {
+    let blocks = format.blocks(rows * columns, columns);
+    let nested = blocks.div_ceil(blockwise::BLOCK_SIZE);
+    let codes = [padded_codes(format, &[rows, columns]).0, 1];
+    match format {
+        _ if has_float_scales => vec![codes, [blocks, 4]],
+        QuantFormat::Nf4 { double_quant: true } => {
+            vec![codes, [nested * blockwise::BLOCK_SIZE, 1], [nested, 4], [1, 4]]
+        }
+        // Every code of a scale has its value in a table of the weight.
+        QuantFormat::Nvfp4 | QuantFormat::Mxfp4 => vec![codes, [blocks, 1], [256, 4]],
+        QuantFormat::Nf4 { double_quant: false } | QuantFormat::Fp8 => vec![codes, [blocks, 4]],
     }
 }
 

@@ -5,10 +5,10 @@
 use std::collections::BTreeSet;
 
 use firebrick_arch::{EMBEDDING, HEAD, LoraConfig, ModelSpec, Role, TensorSpec};
-use firebrick_precision::{FloatType, Format, QuantFormat, blockwise};
+use firebrick_precision::{FloatType, Format, QuantFormat};
 use serde::{Deserialize, Serialize};
 
-use super::{MatrixScales, matrix_scales, padded_codes};
+use super::{MatrixScales, matrix_scales, part_sizes};
 
 /// Storage of the base weights on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,21 +81,9 @@ impl Storage<'_> {
 
 /// Returns the bytes of a quantized matrix `[out, in]` on a device with bytes, or of a stack of `experts` of them: codes in whole blocks, and scales.
 fn quantized_bytes(format: QuantFormat, [rows, columns]: [usize; 2], experts: Option<usize>) -> usize {
-    let blocks = format.blocks(rows * columns, columns);
-    let (codes, _) = padded_codes(format, &[rows, columns]);
-    let nested = blocks.div_ceil(blockwise::BLOCK_SIZE);
-    let is_float =
+    let has_float_scales =
         experts.is_some_and(|experts| matrix_scales(format, [rows / experts, columns]) == MatrixScales::Float);
-    let scales = match format {
-        _ if is_float => blocks * size_of::<f32>(),
-        QuantFormat::Nf4 { double_quant: true } => {
-            nested * (blockwise::BLOCK_SIZE + size_of::<f32>()) + size_of::<f32>()
-        }
-        // Every code of a scale has its value in a table of the weight.
-        QuantFormat::Nvfp4 | QuantFormat::Mxfp4 => blocks + 256 * size_of::<f32>(),
-        QuantFormat::Nf4 { double_quant: false } | QuantFormat::Fp8 => blocks * size_of::<f32>(),
-    };
-    codes + scales
+    part_sizes(format, [rows, columns], has_float_scales).iter().map(|[count, bytes]| count * bytes).sum()
 }
 
 #[cfg(all(test, feature = "flex"))]

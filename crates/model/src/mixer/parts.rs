@@ -1,6 +1,6 @@
 //! What mixers have besides linear modules: how it is read from a folder, and which of it trains.
 
-use firebrick_arch::{Mixer as MixerSpec, QkNorm, TensorSpec};
+use firebrick_arch::{Mixer as MixerSpec, MixerSizes as _, QkNorm, TensorSpec};
 use firebrick_kernels::{Kernels, Parameter};
 
 use super::{Attention, AttentionSinks, MixerKind, ShortConv};

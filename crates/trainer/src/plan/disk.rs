@@ -4,6 +4,7 @@
 
 use firebrick_arch::{EMBEDDING, HEAD, ModelConfig, TensorSpec};
 use firebrick_hwprofile::memory::human_bytes;
+use firebrick_kernels::TRAINED_BYTES;
 use firebrick_model::float_type_of;
 
 use crate::config::RunConfig;
@@ -11,8 +12,6 @@ use crate::error::RunError;
 use crate::plan::{Chosen, Plan, shapes};
 use crate::storage::free_space;
 
-/// Bytes of a trained parameter in a checkpoint, and in an adapter: both are f32.
-const TRAINED_BYTES: u64 = 4;
 /// The largest whole number of TOML, in which a plan is saved.
 const MOST: u64 = i64::MAX as u64;
 

@@ -7,6 +7,7 @@ use cubecl::cuda::CudaDevice;
 
 use super::device::Device;
 use super::engine::{Cuda, check};
+use super::memory::host_copies::milliseconds;
 use crate::Readback;
 use crate::session::{DeviceTime, GemmAlgorithms, Hint, RunShape, Session};
 
@@ -52,9 +53,9 @@ impl Session for Cuda {
     fn device_time(device: &CudaDevice, of: DeviceTime) -> Option<Readback> {
         let device = Device::of(device);
         Some(match of {
-            DeviceTime::RestoreWait => Readback::new(device.copies.take_waits()),
-            DeviceTime::RankWait => Readback::new(device.collectives.take_waits()),
-            DeviceTime::Collectives => Readback::new(device.collectives.take_runs()),
+            DeviceTime::RestoreWait => milliseconds(device.copies.take_waits()),
+            DeviceTime::RankWait => milliseconds(device.collectives.take_waits()),
+            DeviceTime::Collectives => milliseconds(device.collectives.take_runs()),
         })
     }
 }

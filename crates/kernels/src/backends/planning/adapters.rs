@@ -1,64 +1,35 @@
 //! Memory of a run's adapters on CUDA besides their parameters: `x Aᵀ`, saved until the backward, and the partial sums
-//! of the adapter passes. The [`Route`] of a group determines its passes.
+//! of the adapter passes. The [`Route`](super::route::Route) of a group determines its passes.
 //!
 //! Trade-off: the estimate assumes an H100's multiprocessors; other cards divide tokens differently.
 
-use firebrick_arch::{GroupKind, GroupSpec, LoraConfig, ModelSpec};
+use firebrick_arch::{GroupKind, LoraConfig, ModelSpec};
 
 use super::passes::{GATED_TILE, LowRankPass, gated_tokens, parts_of_tokens};
-use super::route::{AdapterRoute, GroupShape, Route};
+use super::route::{AdapterRoute, Planned, all_planned, planned_groups};
 use super::rows::SAVED_RANKS;
 use crate::memory::training_shape::TrainingShape;
 
 /// Multiprocessors of an H100.
 const MULTIPROCESSORS: usize = 132;
 
-/// A group of a run, with its route.
-struct Routed {
-    kind: GroupKind,
-    shape: GroupShape,
-    route: Route,
-}
-
-/// Returns all groups of a model, in the order of the forward pass.
-fn routed(model: &ModelSpec, training: &TrainingShape) -> Vec<Routed> {
-    let planned = |group: GroupSpec| Routed {
-        kind: group.kind,
-        shape: GroupShape::planned(model, &group, training),
-        route: Route::planned(model, &group, training),
-    };
-    model.all_groups().map(planned).collect()
-}
-
 /// Returns the bytes of `x Aᵀ` that the forward saves for the backward, in whole allocations, including those of a recomputed layer.
 pub(super) fn saved_low_rank_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     if training.lora.as_ref().is_none_or(|lora| lora.use_dora) {
         return 0;
     }
-    let mut saved = SavedRanks::default();
+    let (mut saved, mut most_of_experts) = (SavedRanks::default(), 0);
     for layer in 0..model.layers.len() {
-        let norms = model.layers[layer].norms.names();
-        for group in model.groups(layer).iter().filter(|group| !training.recompute.repeats(group.kind, &norms)) {
-            let ranks = Route::planned(model, group, training).saved_ranks();
-            match group.experts {
-                None => saved.add(ranks),
-                Some(_) => saved.allocated += model.layers[layer].mlp.rows_per_token() * ranks,
-            }
-        }
+        let (groups, norms) = (planned_groups(model, training, layer), model.layers[layer].norms.names());
+        let (stacks, others): (Vec<_>, Vec<_>) = groups.iter().partition(|planned| planned.group.experts.is_some());
+        let stacks = stacks.iter().map(|planned| (planned, planned.group.rows * planned.route.saved_ranks()));
+        most_of_experts = most_of_experts.max(stacks.clone().map(|(_, ranks)| ranks).sum());
+        let is_saved = |planned: &Planned| !training.recompute.repeats(planned.group.kind, &norms);
+        others.iter().filter(|planned| is_saved(planned)).for_each(|planned| saved.add(planned.route.saved_ranks()));
+        saved.allocated += stacks.filter(|(planned, _)| is_saved(planned)).map(|(_, ranks)| ranks).sum::<usize>();
     }
-    let recomputed =
-        if training.recompute.repeats_gemms() { SAVED_RANKS + most_expert_ranks(model, training) } else { 0 };
+    let recomputed = if training.recompute.repeats_gemms() { SAVED_RANKS + most_of_experts } else { 0 };
     training.tokens() * (saved.allocated + recomputed) as u64 * training.activation_bytes()
-}
-
-/// Counts the ranks per token of the experts of a layer: the maximum over all layers.
-fn most_expert_ranks(model: &ModelSpec, training: &TrainingShape) -> usize {
-    let of_layer = |layer: usize| {
-        let rows = model.layers[layer].mlp.rows_per_token();
-        let groups = model.groups(layer).into_iter().filter(|group| group.experts.is_some());
-        groups.map(|group| rows * Route::planned(model, &group, training).saved_ranks()).sum::<usize>()
-    };
-    (0..model.layers.len()).map(of_layer).max().unwrap_or(0)
 }
 
 /// The allocations of `x Aᵀ`: a group is placed in the last one, or in a new one if it does not fit.
@@ -82,7 +53,7 @@ impl SavedRanks {
 
 /// Returns scratch bytes for the adapter passes: the maximum of partial sums over all groups, plus low-rank gradients scaled by a norm.
 pub(super) fn low_rank_sums_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    let (groups, tokens) = (routed(model, training), training.tokens() as usize);
+    let (groups, tokens) = (all_planned(model, training), training.tokens() as usize);
     let scaled = groups.iter().filter(|group| group.route.scales_low_rank).map(|group| group.route.ranks as u64);
     let scaled = scaled.max().unwrap_or(0);
     let of_group = |group| output_sums(group, tokens).max(input_sums(group, tokens));
@@ -94,12 +65,12 @@ pub(super) fn low_rank_sums_bytes(model: &ModelSpec, training: &TrainingShape) -
 /// Returns scratch bytes for the adapter passes of a forward pass alone, without dropout.
 pub(super) fn forward_sums_bytes(model: &ModelSpec, pass: &TrainingShape) -> u64 {
     let lora = pass.lora.clone().map(|lora| LoraConfig { lora_dropout: 0.0, ..lora });
-    let groups = routed(model, &TrainingShape { lora, ..pass.clone() });
+    let groups = all_planned(model, &TrainingShape { lora, ..pass.clone() });
     4 * groups.iter().map(|group| input_sums(group, pass.tokens() as usize)).max().unwrap_or(0) as u64
 }
 
 /// Counts the partial sums of the pass over a group's output gradient.
-fn output_sums(Routed { shape, route, .. }: &Routed, tokens: usize) -> usize {
+fn output_sums(Planned { shape, route, .. }: &Planned, tokens: usize) -> usize {
     let Some(tile) = route.output_pass else { return 0 };
     let pass = LowRankPass::output_gradient(tile.ranks);
     let chunks: usize = shape.adapted().map(|module| pass.chunks(module.columns.len())).sum();
@@ -109,16 +80,12 @@ fn output_sums(Routed { shape, route, .. }: &Routed, tokens: usize) -> usize {
 }
 
 /// Counts the partial sums of the passes over gate, up and their gradients: the maximum over all groups.
-fn most_gated_sums(groups: &[Routed], tokens: usize) -> usize {
-    let sums = |pair: &[Routed]| match pair {
-        [
-            Routed { kind: GroupKind::GateUp | GroupKind::ExpertGateUp | GroupKind::SharedGateUp, shape, route },
-            down,
-        ] => {
-            let pieces = route.gated_backward(&down.route);
-            pieces.map_or(0, |pieces| gated_sums(shape.out_features() / 2, pieces, tokens))
-        }
-        _ => 0,
+fn most_gated_sums(groups: &[Planned], tokens: usize) -> usize {
+    let sums = |pair: &[Planned]| {
+        let [Planned { group, shape, route, .. }, down] = pair else { return 0 };
+        let is_gate_up = matches!(group.kind, GroupKind::GateUp | GroupKind::ExpertGateUp | GroupKind::SharedGateUp);
+        let pieces = route.gated_backward(&down.route).filter(|_| is_gate_up);
+        pieces.map_or(0, |pieces| gated_sums(shape.out_features() / 2, pieces, tokens))
     };
     groups.windows(2).map(sums).max().unwrap_or(0)
 }
@@ -133,9 +100,9 @@ fn gated_sums(width: usize, pieces: usize, tokens: usize) -> usize {
 }
 
 /// Counts the partial sums of the pass over a group's input: a copy of it, or a gated activation.
-fn input_sums(Routed { kind, shape, route }: &Routed, tokens: usize) -> usize {
+fn input_sums(Planned { group, shape, route, .. }: &Planned, tokens: usize) -> usize {
     let width = shape.in_features;
-    let (pass, tile, tokens) = match (kind, route.copy_pass, route.gated_pass) {
+    let (pass, tile, tokens) = match (group.kind, route.copy_pass, route.gated_pass) {
         (GroupKind::MixerOutput, Some(tile), _) => (LowRankPass::INPUT, tile.ranks, tokens),
         (GroupKind::Down | GroupKind::ExpertDown | GroupKind::SharedDown, _, Some(pieces)) => {
             let pass = LowRankPass::gated(pieces);
@@ -149,17 +116,16 @@ fn input_sums(Routed { kind, shape, route }: &Routed, tokens: usize) -> usize {
 /// Describes which groups of a layer have appended adapters and which have separate GEMMs; `None` without adapters.
 pub(super) fn adapter_gemms(model: &ModelSpec, training: &TrainingShape) -> Option<String> {
     training.lora.as_ref()?;
-    let groups = model.groups(0);
     let [mut appended, mut separate] = [Vec::new(), Vec::new()];
-    for group in &groups {
-        let names: &mut Vec<&str> = match Route::planned(model, group, training).adapters {
+    for planned in planned_groups(model, training, 0) {
+        let names: &mut Vec<String> = match planned.route.adapters {
             AdapterRoute::None | AdapterRoute::FewRows => continue,
             AdapterRoute::Appended { .. } | AdapterRoute::InCodes => &mut appended,
             AdapterRoute::Separate => &mut separate,
         };
-        names.extend(group.modules.iter().map(|module| module.name()));
+        names.extend(planned.group.modules.iter().map(|module| module.name().to_owned()));
     }
-    let named = |way: &str, names: Vec<&str>| (!names.is_empty()).then(|| format!("{way}: {}", names.join(", ")));
+    let named = |way: &str, names: Vec<String>| (!names.is_empty()).then(|| format!("{way}: {}", names.join(", ")));
     let ways: Vec<_> = [named("appended", appended), named("separate", separate)].into_iter().flatten().collect();
     Some(ways.join("; "))
 }
@@ -209,9 +175,9 @@ mod tests {
     fn sums_are_counted_of_the_passes_that_the_engine_launches_alone() {
         let model = llama_3_1_8b();
         let sums = |training: &TrainingShape| {
-            let (groups, tokens) = (routed(&model, training), training.tokens() as usize);
+            let (groups, tokens) = (all_planned(&model, training), training.tokens() as usize);
             let most =
-                |sums: fn(&Routed, usize) -> usize| groups.iter().map(|group| sums(group, tokens)).max().unwrap();
+                |sums: fn(&Planned, usize) -> usize| groups.iter().map(|group| sums(group, tokens)).max().unwrap();
             [most(output_sums), most_gated_sums(&groups, tokens), most(input_sums)]
         };
         let plain = with(|_| {});

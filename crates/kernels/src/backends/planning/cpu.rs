@@ -29,9 +29,9 @@ const STATE_BYTES_OF_F32: u64 = 6;
 /// Returns the lines besides parameters, saved activations, one layer and the loss; `layer_bytes` is the memory of the layer.
 pub(super) fn lines(model: &ModelSpec, training: &TrainingShape, layer_bytes: u64) -> Vec<MemoryLine> {
     vec![
-        line("freed buffers", layer_bytes * KEPT_FIFTHS / 5, "of layers, which the allocator keeps".to_owned()),
-        line("gradients of the embedding", table_bytes(model, training), "before they are added".to_owned()),
-        line("updated parameters", updated_bytes(model, training), "next to what they replace".to_owned()),
+        line("freed buffers", layer_bytes * KEPT_FIFTHS / 5, "of layers, which the allocator keeps"),
+        line("gradients of the embedding", table_bytes(model, training), "before they are added"),
+        line("updated parameters", updated_bytes(model, training), "next to what they replace"),
         process_line(),
     ]
 }
@@ -43,7 +43,7 @@ pub(super) fn logit_copies(model: &ModelSpec) -> u64 {
 
 /// Returns the line for the process itself, whatever it trains.
 pub(super) fn process_line() -> MemoryLine {
-    line("program", PROCESS_BYTES, "code, tokenizer, buffers of threads, slack of the allocator".to_owned())
+    line("program", PROCESS_BYTES, "code, tokenizer, buffers of threads, slack of the allocator")
 }
 
 fn table_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {

@@ -8,17 +8,17 @@
 
 use std::collections::BTreeSet;
 
-use firebrick_arch::{EMBEDDING, GroupSpec, HEAD, ModelSpec, QkNorm, Role};
+use firebrick_arch::{EMBEDDING, GroupKind, HEAD, ModelSpec, QkNorm, Role};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
 use super::adapters::{forward_sums_bytes, low_rank_sums_bytes, saved_low_rank_bytes};
 use super::layer::buffers_per_token;
-use super::route::{GroupShape, Route, WeightRoute};
+use super::route::{Planned, Route, WeightRoute, all_planned};
 use super::rows::{fp8_stride, row_stride};
 use crate::GemmFormat;
 use crate::memory::estimate::line;
-use crate::memory::training_shape::{Recompute, TrainingShape, scaled_widths, widest_dropped};
+use crate::memory::training_shape::{TrainingShape, scaled_widths, widest_dropped};
 
 /// CUDA context, kernels of CubeCL and ours, and the loaded cuBLASLt and cuDNN.
 const CONTEXT_BYTES: u64 = 716 << 20;
@@ -39,6 +39,8 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
     let attended = training.tokens().min(MAX_BACKWARD_TOKENS.max(training.longest_document) as u64);
     let [weights, rows] = fp8_bytes(model, training);
+    // Of inputs, or of their gradients.
+    let dropped = training.tokens() * widest_dropped(model, training) * training.activation_bytes();
     vec![
         line(
             "layer at work",
@@ -48,26 +50,26 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
         line(
             "values next to queries",
             training.tokens() * next_to_raw_bytes_per_token(model, training),
-            "in the buffers in which queries and keys are saved before their norm".to_owned(),
+            "in the buffers in which queries and keys are saved before their norm",
         ),
-        line("8-bit weights", weights, "the projections of one layer in E4M3, as they are and transposed".to_owned()),
+        line("8-bit weights", weights, "the projections of one layer in E4M3, as they are and transposed"),
         line(
             "converted weights that stay",
             training.kept_bytes.iter().sum(),
-            "what would be written again in every pass".to_owned(),
+            "what would be written again in every pass",
         ),
-        line("8-bit rows", rows, "the widest activation or gradient in E4M3".to_owned()),
+        line("8-bit rows", rows, "the widest activation or gradient in E4M3"),
         line(
             "low-rank values",
             saved_low_rank_bytes(model, training),
-            "of adapters, of all projections that do not run twice, until their backward".to_owned(),
+            "of adapters, of all projections that do not run twice, until their backward",
         ),
-        line("parts of adapters", low_rank_sums_bytes(model, training), PARTS_WHY.to_owned()),
-        line("dropped inputs", dropped_bytes(model, training), "the widest input of adapters under dropout".to_owned()),
+        line("parts of adapters", low_rank_sums_bytes(model, training), PARTS_WHY),
+        line("dropped inputs", dropped, "the widest input of adapters under dropout"),
         line(
             "outputs before magnitudes",
             unscaled_bytes(model, training),
-            "what DoRA scales, until its backward; and the widest gradient of that".to_owned(),
+            "what DoRA scales, until its backward; and the widest gradient of that",
         ),
         line("converted weights", converted_bytes(model, training), converted_why(training)),
         line(
@@ -82,7 +84,7 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
             GEMM_WORKSPACE_BYTES + attended * attention_bytes_per_token(model, training),
             format!("of GEMMs, and of attention's backward over {attended} tokens"),
         ),
-        line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded".to_owned()),
+        line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded"),
     ]
 }
 
@@ -90,12 +92,7 @@ const PARTS_WHY: &str = "of sums over the widest values that they read";
 
 /// Returns the line for connections to other ranks.
 pub(super) fn line_of_ranks() -> MemoryLine {
-    line("NCCL", NCCL_BYTES, "its buffers and kernels, once the ranks are connected".to_owned())
-}
-
-/// Returns the bytes of a group's input after dropout, or of its gradient.
-fn dropped_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    training.tokens() * widest_dropped(model, training) * training.activation_bytes()
+    line("NCCL", NCCL_BYTES, "its buffers and kernels, once the ranks are connected")
 }
 
 /// Returns the bytes of outputs before DoRA's scaling, of all layers or of the recomputed one, and of their gradient.
@@ -103,10 +100,7 @@ fn dropped_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
 fn unscaled_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let widths: Vec<Vec<u64>> = (0..model.layers.len()).map(|layer| scaled_widths(model, training, layer)).collect();
     let of_layers = widths.iter().map(|layer| layer.iter().sum::<u64>());
-    let saved = match training.recompute {
-        Recompute::Full | Recompute::Projections => of_layers.max().unwrap_or(0),
-        Recompute::Selective | Recompute::None => of_layers.sum(),
-    };
+    let saved = if training.recompute.repeats_gemms() { of_layers.max().unwrap_or(0) } else { of_layers.sum() };
     let gradients = if widest_dropped(model, training) > 0 { 2 } else { 1 };
     let widest = widths.iter().flatten().max().copied().unwrap_or(0);
     training.tokens() * (saved + gradients * widest) * training.activation_bytes()
@@ -116,14 +110,10 @@ fn unscaled_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
 pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<MemoryLine> {
     vec![
         line("converted weights", converted_bytes(model, pass), converted_why(pass)),
-        line(
-            "logits",
-            wide_rows_bytes(model, pass),
-            "of the loss in f32; or queries, keys and values side by side".into(),
-        ),
-        line("parts of adapters", forward_sums_bytes(model, pass), PARTS_WHY.to_owned()),
-        line("workspaces", GEMM_WORKSPACE_BYTES, "of GEMMs".to_owned()),
-        line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded".to_owned()),
+        line("logits", wide_rows_bytes(model, pass), "of the loss in f32; or queries, keys and values side by side"),
+        line("parts of adapters", forward_sums_bytes(model, pass), PARTS_WHY),
+        line("workspaces", GEMM_WORKSPACE_BYTES, "of GEMMs"),
+        line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded"),
     ]
 }
 
@@ -138,10 +128,9 @@ fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u
 /// Returns the bytes of the buffer for the widest rows, which operations share: logits of a chunk, or joined QKV with adapters.
 fn wide_rows_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
-    let joined = (0..model.layers.len()).map(|layer| {
-        let qkv = model.layer_groups(layer).mixer.input;
-        row_stride(qkv.out_features(), Route::planned(model, &qkv, training).room()) as u64
-    });
+    let groups = all_planned(model, training);
+    let inputs = groups.iter().filter(|planned| planned.group.kind == GroupKind::MixerInput);
+    let joined = inputs.map(|planned| row_stride(planned.group.out_features(), planned.route.room()) as u64);
     let joined = joined.max().unwrap_or(0) * training.tokens() * training.activation_bytes();
     (chunk * model.vocab_size as u64 * 4).max(joined)
 }
@@ -163,19 +152,16 @@ fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     }
     // Buffers of equal shape are shared.
     let mut shapes: BTreeSet<[usize; 2]> = BTreeSet::new();
-    for group in model.all_groups() {
-        let route = Route::planned(model, &group, training);
-        let appended = route.room();
+    for Planned { group, shape, route, .. } in all_planned(model, training) {
         let is_converted = match route.weight {
             WeightRoute::WrittenOut => true,
-            WeightRoute::OneByOne => GroupShape::planned(model, &group, training).is_converted(training.compute),
+            WeightRoute::OneByOne => shape.is_converted(training.compute),
             WeightRoute::Stored | WeightRoute::Codes | WeightRoute::FewRows => false,
         };
-        if !is_converted {
-            continue;
+        if is_converted {
+            let (appended, matrices) = (route.room(), if route.is_grouped { group.matrices() } else { 1 });
+            shapes.insert([matrices * (group.out_features() + appended), row_stride(group.in_features, appended)]);
         }
-        let matrices = if route.is_grouped { group.matrices() } else { 1 };
-        shapes.insert([matrices * (group.out_features() + appended), row_stride(group.in_features, appended)]);
     }
     let (head, role) = if model.tie_word_embeddings { (EMBEDDING, Role::Embedding) } else { (HEAD, Role::Head) };
     if training.storage().storage_of(model, head, role) != Format::Float(training.compute) {
@@ -197,45 +183,38 @@ pub fn converted_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [
     if training.divided.weights_elsewhere > 0 {
         return [0; 2];
     }
-    let quantized = model.all_groups().filter(|group| Route::planned(model, group, training).is_quantized);
-    quantized.fold([0; 2], |sum, group| {
+    let quantized = all_planned(model, training).into_iter().filter(|planned| planned.route.is_quantized);
+    quantized.fold([0; 2], |sum, planned| {
+        let matrices = planned.group.matrices();
         let bytes = match training.gemms {
-            GemmFormat::Compute => {
-                let values = group.matrices() * converted_values(model, &group, training);
-                [values * training.activation_bytes() as usize, 0]
-            }
-            GemmFormat::Fp8 => fp8_weight_bytes(model, &group, training).map(|bytes| group.matrices() * bytes),
+            GemmFormat::Compute => [planned.converted_values() * training.activation_bytes() as usize, 0],
+            GemmFormat::Fp8 => planned.fp8_weight_bytes(),
         };
-        [sum[0] + bytes[0] as u64, sum[1] + bytes[1] as u64]
+        [sum[0] + (matrices * bytes[0]) as u64, sum[1] + (matrices * bytes[1]) as u64]
     })
 }
 
-/// Counts the values of a group's converted weight with its adapters, in the compute format.
-fn converted_values(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> usize {
-    let appended = Route::planned(model, group, training).room();
-    (group.out_features() + appended) * row_stride(group.in_features, appended)
-}
+impl Planned {
+    /// Counts the values of the converted weight with its adapters, in the compute format, of one expert in a stack.
+    fn converted_values(&self) -> usize {
+        let appended = self.route.room();
+        (self.group.out_features() + appended) * row_stride(self.group.in_features, appended)
+    }
 
-/// Returns the bytes of a group's weight in 8-bit codes with their scales, of one expert in a stack: for the forward, and transposed.
-fn fp8_weight_bytes(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> [usize; 2] {
-    let Route { ranks, is_grouped, .. } = Route::planned(model, group, training);
-    let (outputs, inputs) = (group.out_features(), group.in_features);
-    // The adapters in the compute format (at most all of B for each module), and the maxima.
-    let around = if is_grouped {
-        let shape = GroupShape::planned(model, group, training);
-        let b_values: usize = shape.adapted().map(|module| module.rank * module.columns.len()).sum();
-        4 * (ranks * inputs + b_values) + 1024
-    } else {
-        4 * ranks * (inputs + outputs) + 4096
-    };
-    [[outputs, inputs], [inputs, outputs]]
-        .map(|[rows, width]| rows * (fp8_stride(width, ranks, is_grouped) + 4) + around)
-}
-
-/// Returns the bytes of the longest row of codes that a group's GEMMs read.
-fn fp8_row_bytes(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> usize {
-    let Route { ranks, is_grouped, .. } = Route::planned(model, group, training);
-    fp8_stride(group.in_features.max(group.out_features()), ranks, is_grouped) + 4
+    /// Returns the bytes of the weight in 8-bit codes with their scales, of one expert in a stack: for the forward, and transposed.
+    fn fp8_weight_bytes(&self) -> [usize; 2] {
+        let Route { ranks, is_grouped, .. } = self.route;
+        let (outputs, inputs) = (self.group.out_features(), self.group.in_features);
+        // The adapters in the compute format (at most all of B for each module), and the maxima.
+        let around = if is_grouped {
+            let b_values: usize = self.shape.adapted().map(|module| module.rank * module.columns.len()).sum();
+            4 * (ranks * inputs + b_values) + 1024
+        } else {
+            4 * ranks * (inputs + outputs) + 4096
+        };
+        [[outputs, inputs], [inputs, outputs]]
+            .map(|[rows, width]| rows * (fp8_stride(width, ranks, is_grouped) + 4) + around)
+    }
 }
 
 /// Returns the bytes of one layer's weights in 8-bit codes, in both orders, and of the rows that they are multiplied with.
@@ -245,17 +224,14 @@ fn fp8_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
     }
     let passing = u64::from(!all_stay(model, training));
     let (mut weights, mut row) = (BTreeSet::new(), 0);
-    for layer in 0..model.layers.len() {
-        let rows_per_token = model.layers[layer].mlp.rows_per_token();
-        for group in model.groups(layer).into_iter().filter(|group| !group.kind.decides()) {
-            // Experts that run one after the other share buffers, and have at most one row of a token each.
-            let is_grouped = Route::planned(model, &group, training).is_grouped;
-            let [matrices, rows] = if is_grouped { [group.matrices(), rows_per_token] } else { [1; 2] };
-            let bytes = fp8_weight_bytes(model, &group, training).map(|bytes| matrices * bytes);
-            // Buffers of equal shape are shared.
-            weights.insert((matrices * group.out_features(), group.in_features, bytes));
-            row = row.max(rows * fp8_row_bytes(model, &group, training));
-        }
+    for planned in all_planned(model, training).iter().filter(|planned| !planned.group.kind.decides()) {
+        let (Planned { group, .. }, Route { ranks, is_grouped, .. }) = (planned, planned.route);
+        // Experts that run one after the other share buffers, and have at most one row of a token each.
+        let [matrices, rows] = if is_grouped { [group.matrices(), planned.group.rows] } else { [1; 2] };
+        let bytes = planned.fp8_weight_bytes().map(|bytes| matrices * bytes);
+        // Buffers of equal shape are shared.
+        weights.insert((matrices * group.out_features(), group.in_features, bytes));
+        row = row.max(rows * (fp8_stride(group.in_features.max(group.out_features()), ranks, is_grouped) + 4));
     }
     let weights = weights.iter().flat_map(|(.., bytes)| bytes).sum::<usize>() as u64;
     [passing * weights, training.tokens() * row as u64]
@@ -276,6 +252,7 @@ mod tests {
     use crate::backends::{BackendKind, estimate};
     use crate::memory::estimate::MemoryEstimate;
     use crate::memory::estimate::tests::bytes_of;
+    use crate::memory::training_shape::Recompute;
     use crate::memory::training_shape::tests::{dense, full, qlora};
 
     const GIB: f64 = (1u64 << 30) as f64;
@@ -343,12 +320,5 @@ mod tests {
         assert!((1.0..1.125).contains(&added), "{added}");
         // The widest rows are those of the experts, which have no adapters; alone, those of queries, keys and values.
         assert_eq!([rows, rows_alone], [4096 * 4 * (4096 + 4), 4096 * (128 + 6144 + 4)]);
-    }
-
-    #[test]
-    fn what_is_saved_is_not_recomputed() {
-        let flowing = |recompute| bytes_of(&on_cuda(&qlora(2, recompute)), "layer at work");
-        assert_eq!(flowing(Recompute::Selective), flowing(Recompute::None));
-        assert!(flowing(Recompute::Selective) < flowing(Recompute::Full));
     }
 }

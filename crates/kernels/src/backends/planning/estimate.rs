@@ -16,31 +16,23 @@ use crate::memory::training_shape::TrainingShape;
 
 /// Estimates the peak memory of training `model` on `backend`. Lines of zero bytes are left out.
 pub fn estimate(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
-    backend.memory_lines(model, training)
+    let mut estimate = backend.step_lines(model, training);
+    if let Some((peak, lines)) = evaluation::peak(backend, model, training) {
+        let mut lines = [training.resident_lines(model), lines].concat();
+        lines.retain(|line| line.bytes > 0);
+        if sum(&lines) > estimate.total_bytes() {
+            (estimate.peak, estimate.lines) = (peak, lines);
+        }
+    }
+    let starts = adapter_starts(model, training);
+    if starts.bytes > 0 {
+        let of_host = if backend.is_cpu() { &mut estimate.lines } else { &mut estimate.host_lines };
+        of_host.push(starts);
+    }
+    estimate
 }
 
 impl BackendKind {
-    /// Estimates the peak memory of training `model` on this backend, as [`estimate`] does.
-    pub fn memory_lines(self, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
-        let mut estimate = self.step_lines(model, training);
-        if let Some((peak, lines)) = evaluation::peak(self, model, training) {
-            let mut lines = [training.resident_lines(model), lines].concat();
-            lines.retain(|line| line.bytes > 0);
-            if sum(&lines) > estimate.total_bytes() {
-                (estimate.peak, estimate.lines) = (peak, lines);
-            }
-        }
-        let starts = adapter_starts(model, training);
-        if starts.bytes > 0 {
-            let of_host = match self {
-                Self::Flex | Self::Candle => &mut estimate.lines,
-                Self::Wgpu | Self::Cuda => &mut estimate.host_lines,
-            };
-            of_host.push(starts);
-        }
-        estimate
-    }
-
     fn step_lines(self, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
         let lines = match self {
             Self::Flex | Self::Candle | Self::Wgpu => reference::lines(self, model, training),
@@ -56,7 +48,7 @@ impl BackendKind {
         [step.total_bytes() - stays, sum(&step.host_lines) - training.paged_bytes]
     }
 
-    /// Returns the memory per device of a job with this number of ranks, in addition to [`BackendKind::memory_lines`].
+    /// Returns the memory per device of a job with this number of ranks, in addition to [`estimate`].
     pub fn memory_line_of_ranks(self, ranks: usize) -> Option<MemoryLine> {
         (self == Self::Cuda && ranks > 1).then(cuda::line_of_ranks)
     }
@@ -171,26 +163,23 @@ mod tests {
     }
 
     #[test]
-    fn offloaded_layer_inputs_are_in_host_memory_but_for_two() {
-        let without = on_wgpu(&qlora(8, Recompute::Full));
-        let with = on_wgpu(&TrainingShape { offload: true, ..qlora(8, Recompute::Full) });
-        let input = 8 * 4096 * 4096 * 2;
-        assert_eq!((without.host_bytes(), with.host_bytes()), (0, 31 * input));
-        assert_eq!(bytes_of(&with, "saved activations"), 2 * input);
-        assert_eq!(without.total_bytes() - with.total_bytes(), 30 * input);
+    fn what_is_offloaded_is_in_host_memory_but_for_the_layers_at_work() {
+        let row = 8 * 4096 * 4096 * 2;
+        // One value per head and token stays.
+        let sums = 8 * 4096 * 32 * 4;
+        // Saved without offloading, saved with it, and in host memory: inputs; or those of both halves, and attention's output.
+        for (recompute, all, left, on_host) in [
+            (Recompute::Full, 32 * row, 2 * row, 31 * row),
+            (Recompute::Projections, 32 * (3 * row + sums), 3 * row + 32 * sums, (31 + 2 * 32) * row),
+        ] {
+            let without = on_wgpu(&qlora(8, recompute));
+            let with = on_wgpu(&TrainingShape { offload: true, ..qlora(8, recompute) });
+            let saved = [&without, &with].map(|estimate| bytes_of(estimate, "saved activations"));
+            assert_eq!((saved, without.host_bytes(), with.host_bytes()), ([all, left], 0, on_host), "{recompute:?}");
+            assert_eq!(without.total_bytes() - with.total_bytes(), all - left);
+        }
         let selective = on_wgpu(&TrainingShape { offload: true, ..qlora(1, Recompute::Selective) });
         assert_eq!(selective, on_wgpu(&qlora(1, Recompute::Selective)), "its layers save too much");
-    }
-
-    #[test]
-    fn inputs_of_both_halves_and_attentions_output_are_offloaded_but_for_those_of_one_layer() {
-        let row = 8 * 4096 * 4096 * 2;
-        let sums = 8 * 4096 * 32 * 4;
-        let without = on_wgpu(&qlora(8, Recompute::Projections));
-        let with = on_wgpu(&TrainingShape { offload: true, ..qlora(8, Recompute::Projections) });
-        assert_eq!(bytes_of(&without, "saved activations"), 32 * (3 * row + sums));
-        assert_eq!((without.host_bytes(), with.host_bytes()), (0, (31 + 2 * 32) * row));
-        assert_eq!(bytes_of(&with, "saved activations"), 3 * row + 32 * sums, "one value per head and token stays");
     }
 
     #[test]

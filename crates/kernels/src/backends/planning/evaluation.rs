@@ -90,20 +90,10 @@ fn forward(backend: BackendKind, model: &ModelSpec, pass: &TrainingShape) -> Vec
     lines
 }
 
-/// Counts values per token of the widest layer: its input, the normalized copy, the sum after attention, QKV before and
-/// after rotation, attention's output, gate and up, and the gated activation.
+/// Counts values per token in the buffers of the widest layer.
 fn widest_layer(model: &ModelSpec) -> u64 {
-    let widths = (0..model.layers.len()).map(|layer| {
-        let groups = model.layer_groups(layer);
-        let (qkv, [gate_up, down]) = (&groups.mixer.input, groups.mlp_shapes());
-        let heads = 2 * qkv.out_features() + groups.mixer.output.in_features;
-        let mlp = &model.layers[layer].mlp;
-        let rows = mlp.rows_per_token();
-        let routed = if mlp.is_mixture() { 3 * rows * model.hidden_size } else { 0 };
-        let shared = mlp.shared().map_or(0, |shared| 3 * shared.intermediate_size + model.hidden_size);
-        (3 * qkv.in_features + heads + rows * (gate_up.out_features() + down.in_features) + routed + shared) as u64
-    });
-    widths.max().unwrap_or(0)
+    let of_layer = |layer| model.values(layer).iter().map(|value| value.forward as u64 * value.bytes(1)).sum();
+    (0..model.layers.len()).map(of_layer).max().unwrap_or(0)
 }
 
 fn scores(backend: BackendKind, model: &ModelSpec, tokens: usize) -> MemoryLine {

@@ -1,17 +1,18 @@
-//! Row widths of the buffers that a layer's forward and backward allocate on CUDA, which determine the engine's peak
-//! besides saved values, as host arithmetic that is compiled without the cargo feature `cuda` too.
+//! Buffers that a layer's forward and backward have on CUDA besides saved values, which determine the engine's peak, as host
+//! arithmetic that is compiled without the cargo feature `cuda` too.
 //!
-//! CubeCL's pools keep exact sizes here, so freed memory serves only later buffers of the same row width. The peak is therefore not that of the
-//! widest moment: each width counts with the maximum number of its buffers that are alive at once, at whichever moment that is.
-//! Trade-off: the moments are listed by hand, and only measurements check them (docs/roofline.md).
+//! A layer's values ([`ModelSpec::values`]) say when they are alive; here they get the engine's rows, and buffers that it alone has are
+//! added. CubeCL's pools keep exact sizes here, so freed memory serves only later buffers of the same row width. The peak is therefore not
+//! that of the widest moment: each width counts with the maximum number of its buffers that are alive at once, at whichever moment that is.
+//! Trade-off: only measurements check the moments (docs/roofline.md).
 
 use std::collections::BTreeMap;
 
-use firebrick_arch::{AttentionSpec, GroupKind, GroupSpec, ModelSpec, QkNorm};
+use firebrick_arch::{AttentionSpec, GroupKind, LayerSpec, ModelSpec, Moment, QkNorm, Value, ValueKind};
 use firebrick_precision::FloatType;
 
 use super::flash::{FlashTiles, flash_takes_f32};
-use super::route::Route;
+use super::route::{Planned, planned_groups};
 use super::rows::{ROW_MULTIPLE, row_stride};
 use crate::memory::training_shape::{Recompute, TrainingShape};
 
@@ -20,85 +21,36 @@ pub(super) fn buffers_per_token(model: &ModelSpec, training: &TrainingShape) -> 
     (0..model.layers.len()).map(|layer| Layer::new(model, training, layer).buffers()).max().unwrap_or(0)
 }
 
-/// Upper bound of the memory of rows, as a factor: 1, or 2 for experts that run one after the other, whose row counts change
-/// from pass to pass and are rounded up to powers of two.
-const VARYING_SIZES: [usize; 2] = [1, 2];
+/// Upper bound of the memory of rows, as a factor, for experts that run one after the other: their row counts change from pass to
+/// pass and are rounded up to powers of two.
+const VARYING_SIZES: usize = 2;
+/// The groups of an MLP, or of all experts.
+const GATE_UP: &[GroupKind] = &[GroupKind::GateUp, GroupKind::ExpertGateUp];
+const DOWN: &[GroupKind] = &[GroupKind::Down, GroupKind::ExpertDown];
 
-/// Row widths of a layer's buffers.
-struct Layer {
-    recompute: Recompute,
+/// A layer whose buffers are counted.
+struct Layer<'a> {
+    training: &'a TrainingShape,
     hidden: usize,
-    /// What the mixer reads: outputs of its first group; and its result.
-    parts: Vec<usize>,
-    mixed: usize,
-    /// Inputs of the query and key norms, which the backward reads again: joined with values, or dense copies of both.
-    raw: Vec<usize>,
-    /// Buffers that attention's backward converts to f32 if only the f32 kernels support the heads, as widths in the 16-bit format:
-    /// queries, keys and values, the output and its gradient, and the results. cuDNN may run the call instead.
-    in_f32: Vec<usize>,
-    /// Number of outputs that are normalized after their GEMM.
-    normed_outputs: usize,
-    /// Widths with room for adapters: inputs of the GEMMs after norms, gate and up together, and the gated activation.
-    normed: [usize; 2],
-    gate_up: usize,
-    activated: usize,
-    /// Rows of a mixture's experts that are not saved: dispatched, separate outputs, and joined outputs; or their gradients. Then the buffers of a
-    /// shared expert.
-    routed: Vec<usize>,
-    /// Gradient of a layer's or of attention's output, with room for the next group's adapters.
-    gradient: usize,
+    spec: &'a LayerSpec,
+    values: Vec<Value>,
+    groups: Vec<Planned>,
 }
 
-impl Layer {
-    fn new(model: &ModelSpec, training: &TrainingShape, layer: usize) -> Self {
-        let groups = model.layer_groups(layer);
-        let (inputs, [gate_up, down]) = (&groups.mixer.input, groups.mlp_shapes());
-        let (mixer, mlp) = (&model.layers[layer].mixer, &model.layers[layer].mlp);
-        let is_loop = mlp.is_mixture() && !Route::planned(model, gate_up, training).is_grouped;
-        let rows = mlp.rows_per_token() * VARYING_SIZES[usize::from(is_loop)];
-        let appended = |group: &GroupSpec| Route::planned(model, group, training).room();
-        let input = |group: &GroupSpec| row_stride(group.in_features, appended(group));
-        let has_room = appended(inputs) + appended(gate_up) > 0;
-        // Gate and up, the gated activation, the sum with the output or its gradient, and a gated output.
-        let shared = groups.mlp.shared().flat_map(|group| match group.kind {
-            GroupKind::SharedGateUp => vec![row_stride(group.out_features(), appended(group))],
-            GroupKind::SharedDown => vec![input(group), model.hidden_size],
-            _ => vec![model.hidden_size],
-        });
-        let shared = shared.collect();
-        let [raw, in_f32] =
-            mixer.attention().map_or_else(Default::default, |attention| of_attention(attention, inputs, training));
-        Self {
-            recompute: training.recompute,
-            hidden: model.hidden_size,
-            parts: inputs.parts.clone(),
-            mixed: mixer.values().mixed,
-            raw,
-            in_f32,
-            normed_outputs: model.layers[layer].norms.names().outputs(),
-            normed: [input(inputs), input(gate_up)],
-            gate_up: rows * row_stride(gate_up.out_features(), appended(gate_up)),
-            activated: rows * input(down),
-            routed: match (mlp.is_mixture(), training.recompute.repeats_gemms()) {
-                (false, _) => Vec::new(),
-                (true, true) => {
-                    let wide = rows * row_stride(model.hidden_size, ROW_MULTIPLE);
-                    [vec![wide; 2], vec![rows * model.hidden_size], shared].concat()
-                }
-                // Dispatched rows and outputs are saved: their gradient is left.
-                (true, false) => [vec![rows * row_stride(model.hidden_size, ROW_MULTIPLE)], shared].concat(),
-            },
-            gradient: row_stride(model.hidden_size, if has_room { ROW_MULTIPLE } else { 0 }),
-        }
+impl<'a> Layer<'a> {
+    fn new(model: &'a ModelSpec, training: &'a TrainingShape, layer: usize) -> Self {
+        let (groups, values) = (planned_groups(model, training, layer), model.values(layer));
+        let (hidden, spec) = (model.hidden_size, &model.layers[layer]);
+        Self { training, hidden, spec, values, groups }
     }
 
     fn buffers(&self) -> u64 {
-        let mut most: BTreeMap<usize, usize> = BTreeMap::new();
-        for moment in self.moments() {
+        // The loss: the last layer's output, its normalized copy, and its gradient.
+        let mut most = BTreeMap::from([(self.hidden, 3)]);
+        for moment in Moment::ALL {
             let mut now: BTreeMap<usize, usize> = BTreeMap::new();
-            for width in moment {
-                *now.entry(width).or_default() += 1;
-            }
+            let of_values = self.values.iter().flat_map(|value| self.of_value(value, moment));
+            of_values.chain(self.own(moment)).for_each(|width| *now.entry(width).or_default() += 1);
             for (width, count) in now {
                 let entry = most.entry(width).or_default();
                 *entry = count.max(*entry);
@@ -107,55 +59,92 @@ impl Layer {
         most.iter().map(|(width, count)| (width * count) as u64).sum()
     }
 
-    /// Lists the buffers that are alive at each moment: first in the forward, then in the backward.
-    fn moments(&self) -> Vec<Vec<usize>> {
-        let Self { hidden, mixed, gate_up, activated, gradient, .. } = *self;
-        let [normed_input, normed_gate] = self.normed;
-        let (parts, raw) = (&self.parts[..], &self.raw[..]);
-        let normed_outputs = vec![hidden; self.normed_outputs];
-        // Values that each half keeps from its (recomputed) forward to its backward; other policies save them, and count them there.
-        // Where halves are recomputed one at a time, the MLP's values are alive together with the restored inputs of the next half.
-        let [in_mixer, in_mlp]: [Vec<usize>; 2] = match self.recompute {
-            Recompute::Full => {
-                let both = [parts, raw, &[mixed, hidden], &normed_outputs].concat();
-                [both.clone(), both]
+    /// Returns the widths of the buffers of a value at a moment.
+    fn of_value(&self, value: &Value, moment: Moment) -> impl Iterator<Item = usize> {
+        let recompute = self.training.recompute;
+        // The first group runs again as a whole, whatever is published of its outputs.
+        let is_recomputed = !recompute.saves(value) || value.kind == ValueKind::Part && recompute.repeats_gemms();
+        let waits = recompute == Recompute::Full && moment.is_of_mlp() && value.alive.contains(&Moment::Mixer);
+        let is_alive = is_recomputed && (waits || value.alive.contains(&moment));
+        // The gradients of gate and up, and of what experts return, take the place of the values.
+        let in_place = matches!(value.kind, ValueKind::GateUp | ValueKind::Returned);
+        let is_passing = !in_place && value.passing.contains(&moment);
+        std::iter::repeat_n(self.width_of(value), usize::from(is_alive) + usize::from(is_passing))
+    }
+
+    /// Returns the width of a value's buffer: its rows, with columns for adapters.
+    fn width_of(&self, value: &Value) -> usize {
+        let columns = match value.kind {
+            ValueKind::GateUp => self.room(GATE_UP),
+            ValueKind::Activated => self.room(DOWN),
+            ValueKind::SharedGateUp => self.room(&[GroupKind::SharedGateUp]),
+            ValueKind::SharedActivated => self.room(&[GroupKind::SharedDown]),
+            ValueKind::Dispatched => ROW_MULTIPLE,
+            // One buffer has queries, keys and values as they were before.
+            ValueKind::PartBeforeNorm if self.has_joined_norms() => {
+                return self.group(&[GroupKind::MixerInput]).shape.out_features();
             }
-            Recompute::Projections => {
-                [[parts, raw, &normed_outputs].concat(), [&[hidden], &normed_outputs[..]].concat()]
-            }
-            Recompute::Selective | Recompute::None => [Vec::new(), Vec::new()],
+            _ => 0,
         };
-        let gate_up: &[usize] = if self.recompute.repeats_gemms() { &[gate_up] } else { &[] };
-        // Norms and gated activations that the backward recomputes.
-        let recomputed = |width: usize| if self.recompute == Recompute::None { vec![] } else { vec![width] };
-        vec![
-            [&in_mixer[..], &[normed_input]].concat(),
-            [&in_mlp[..], gate_up, &[normed_gate]].concat(),
-            [&in_mlp[..], gate_up, &self.routed, &[activated, hidden], &normed_outputs[..self.normed_outputs.min(1)]]
-                .concat(),
-            // The loss: the last layer's output, its normalized copy, and its gradient.
-            vec![hidden; 3],
-            [&in_mlp[..], gate_up, &self.routed, &[gradient, activated], &normed_outputs[..self.normed_outputs.min(1)]]
-                .concat(),
-            [&in_mlp[..], gate_up, &[gradient, gradient], &recomputed(hidden)].concat(),
-            [&in_mixer[..], &[gradient, mixed], parts, &self.in_f32].concat(),
-            [&[gradient, gradient][..], &recomputed(hidden), raw].concat(),
-        ]
+        let is_of_experts = matches!(
+            value.kind,
+            ValueKind::GateUp | ValueKind::Activated | ValueKind::Dispatched | ValueKind::Returned
+        );
+        let is_loop = self.spec.mlp.is_mixture() && !self.group(GATE_UP).route.is_grouped;
+        let factor = if is_of_experts && is_loop { VARYING_SIZES } else { 1 };
+        factor * value.rows * row_stride(value.width, columns)
+    }
+
+    /// Returns the widths of buffers that only this engine has at a moment: inputs of GEMMs with room for adapters, gradients of the residual
+    /// stream, norms that run again, and outputs of the MLP.
+    fn own(&self, moment: Moment) -> Vec<usize> {
+        let (hidden, recompute) = (self.hidden, self.training.recompute);
+        let [mixer, mlp] = [&[GroupKind::MixerInput], GATE_UP].map(|kinds| self.room(kinds));
+        let gradient = row_stride(hidden, if mixer + mlp > 0 { ROW_MULTIPLE } else { 0 });
+        let normed = usize::from(recompute != Recompute::None);
+        // The sum with the output of a shared expert, or its gradient; a gated output; and an output before its norm.
+        let outputs = self.spec.mlp.shared().map_or(0, |shared| 1 + usize::from(shared.gated))
+            + usize::from(self.spec.norms.names().after_mlp.is_some());
+        // Where halves are recomputed one at a time, the MLP's values are alive together with the restored input of the next half.
+        let restored = usize::from(recompute == Recompute::Projections && moment.is_of_mlp());
+        let ([gradients, hiddens], others) = match moment {
+            Moment::Mixer => ([0, 0], vec![row_stride(hidden, mixer)]),
+            Moment::GateUp => ([0, 0], vec![row_stride(hidden, mlp)]),
+            Moment::Down => ([0, 1 + outputs], Vec::new()),
+            Moment::DownBackward => ([1, outputs], Vec::new()),
+            Moment::MixerBackward => (
+                [1, 0],
+                self.spec.mixer.attention().map_or_else(Vec::new, |attention| in_f32(attention, self.training)),
+            ),
+            Moment::GateUpBackward | Moment::MixerInputBackward => ([2, normed], Vec::new()),
+        };
+        [vec![gradient; gradients], vec![hidden; hiddens + restored], others].concat()
+    }
+
+    /// Returns the group of one of these kinds, and its route.
+    fn group(&self, kinds: &[GroupKind]) -> &Planned {
+        let mut groups = self.groups.iter();
+        groups.find(|planned| kinds.contains(&planned.group.kind)).expect("the layer has such a group")
+    }
+
+    fn room(&self, kinds: &[GroupKind]) -> usize {
+        self.group(kinds).route.room()
+    }
+
+    fn has_joined_norms(&self) -> bool {
+        self.spec.mixer.attention().is_some_and(|attention| attention.qk_norm == QkNorm::PerHead)
     }
 }
 
-/// Returns the inputs of the query and key norms, and the copies in f32 of attention's backward, as widths.
-fn of_attention(attention: &AttentionSpec, qkv: &GroupSpec, training: &TrainingShape) -> [Vec<usize>; 2] {
-    let [query, key_value] = [attention.query_size(), attention.kv_size()];
-    let raw = match attention.qk_norm {
-        QkNorm::None => Vec::new(),
-        QkNorm::PerHead => vec![qkv.out_features()],
-        QkNorm::WholeProjection => vec![query, key_value],
-    };
+/// Returns the widths, in values of the compute format, of what attention's backward converts if only the f32 kernels support its heads: queries,
+/// keys and values, the output and its gradient, and the results. cuDNN may run the call instead.
+fn in_f32(attention: &AttentionSpec, training: &TrainingShape) -> Vec<usize> {
     let only_in_f32 =
         flash_takes_f32(attention.head_dim) && FlashTiles::of(attention.head_dim, training.shared_bytes).is_none();
-    let is_converted = training.compute != FloatType::F32 && only_in_f32;
-    [raw, if is_converted { [[2 * query; 4], [2 * key_value; 4]].concat() } else { Vec::new() }]
+    if training.compute == FloatType::F32 || !only_in_f32 {
+        return Vec::new();
+    }
+    [[2 * attention.query_size(); 4], [2 * attention.kv_size(); 4]].concat()
 }
 
 #[cfg(test)]

@@ -3,13 +3,13 @@
 //! Trade-off: on wgpu, allocator rounding, the optimizer's temporaries, and a device's context and libraries are not
 //! included; leave a tenth of the memory free.
 
-use firebrick_arch::{ModelSpec, ModuleSpec, Role};
+use firebrick_arch::{ModelSpec, ModuleSpec, Moment, Recompute, Role, Value};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
 use super::cpu;
 use crate::backends::BackendKind;
-use crate::memory::estimate::{layer_values, line, sum};
+use crate::memory::estimate::{line, sum};
 use crate::memory::training_shape::{TrainingShape, scaled_widths, widest_dropped};
 
 /// Counts the f32 copies of logits: logits, exponentials and gradient are alive together; under a soft cap also its slope and the uncapped logits.
@@ -34,72 +34,39 @@ pub(super) fn score_bytes(backend: BackendKind, model: &ModelSpec, tokens: usize
 /// Returns the lines of the loss or of one layer's backward, which never coincide, whichever needs more. On the CPU the
 /// allocator still holds the freed memory of the other one, so both count.
 pub(super) fn lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
-    let [recomputed, gradients] = layer_values_lines(model, training);
+    let layer = layer_lines(backend, model, training);
     let copies = if backend.is_cpu() { cpu::logit_copies(model) } else { logit_copies(model) };
     let loss = loss_lines(model, training, copies);
     if backend.is_cpu() {
-        let process = cpu::lines(model, training, recomputed.bytes + gradients.bytes);
-        return [vec![recomputed, gradients], other_lines(backend, model, training), loss, process].concat();
+        let process = cpu::lines(model, training, layer[0].bytes + layer[1].bytes);
+        return [layer, loss, process].concat();
     }
-    let layer = [vec![recomputed, gradients], other_lines(backend, model, training)].concat();
     if sum(&layer) >= sum(&loss) { layer } else { loss }
 }
 
-/// Returns the lines for the activations of the widest layer and their gradients.
-fn layer_values_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 2] {
-    let value = training.activation_bytes();
+/// Returns the lines for what is alive in the backward of the widest layer: first its activations and their gradients.
+fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
+    let (tokens, value, document) = (training.tokens(), training.activation_bytes(), training.longest_document);
     let widest = |of: &dyn Fn(usize) -> u64| (0..model.layers.len()).map(of).max().unwrap_or(0);
-    let recomputed = widest(&|layer| {
-        let values = layer_values(model, layer);
-        values.everything(value) - values.saved(training.recompute, value)
-    });
-    // At the widest point of a layer's backward: the gradients of the gated activation, of gate and up, and of both residual sums.
-    let gradients = widest(&|layer| {
-        let mlp = &model.layers[layer].mlp;
-        let routed = if mlp.is_mixture() { 2 * mlp.rows_per_token() * model.hidden_size } else { 0 };
-        let shared = mlp.shared().map_or(0, |shared| 3 * shared.intermediate_size);
-        (3 * mlp.rows_per_token() * mlp.intermediate_size() + routed + shared + 2 * model.hidden_size) as u64 * value
-    });
-    [
-        line(
-            "recomputed layer",
-            training.tokens() * recomputed,
-            "one layer's activations, while its backward runs".to_owned(),
-        ),
-        line(
-            "activation gradients",
-            training.tokens() * gradients,
-            "those of the MLP and of both residual sums of one layer".to_owned(),
-        ),
-    ]
-}
-
-/// Returns the lines for the other values that are alive in the backward of a layer.
-fn other_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
-    let widest = |of: &dyn Fn(usize) -> u64| (0..model.layers.len()).map(of).max().unwrap_or(0);
+    let recomputed = |value: &Value| Recompute::None.saves(value) && !training.recompute.saves(value);
+    let recomputed = widest(&|layer| training.bytes_of(model, layer, recomputed));
+    // At the widest point of a layer's backward.
+    let passing = |value: &Value| value.passing.contains(&Moment::DownBackward);
+    let gradients = widest(&|layer| training.bytes_of(model, layer, passing)) + 2 * model.hidden_size as u64 * value;
+    let scaled = widest(&|layer| scaled_widths(model, training, layer).into_iter().max().unwrap_or(0));
+    let dropped = widest_dropped(model, training) * (4 + value);
+    let scores = format!("{} f32 copies of the scores of a document of {document} tokens", score_copies(model));
     vec![
+        line("recomputed layer", tokens * recomputed, "one layer's activations, while its backward runs"),
+        line("activation gradients", tokens * gradients, "those of the MLP and of both residual sums of one layer"),
         converted_line(model, training),
-        line(
-            "dropped inputs",
-            training.tokens() * widest_dropped(model, training) * (4 + training.activation_bytes()),
-            "a mask in f32 and what it leaves of the widest input of adapters".to_owned(),
-        ),
+        line("dropped inputs", tokens * dropped, "a mask in f32 and what it leaves of the widest input of adapters"),
         line(
             "outputs before magnitudes",
-            training.tokens()
-                * widest(&|layer| scaled_widths(model, training, layer).into_iter().max().unwrap_or(0))
-                * 16,
-            "what DoRA scales, its gradient, and their product in f32".to_owned(),
+            tokens * scaled * 16,
+            "what DoRA scales, its gradient, and their product in f32",
         ),
-        line(
-            "attention scores",
-            score_bytes(backend, model, training.longest_document),
-            format!(
-                "{} f32 copies of the scores of a document of {} tokens",
-                score_copies(model),
-                training.longest_document
-            ),
-        ),
+        line("attention scores", score_bytes(backend, model, document), scores),
     ]
 }
 
@@ -112,21 +79,15 @@ pub(super) fn converted_line(model: &ModelSpec, training: &TrainingShape) -> Mem
         if is_converted(&module) { (module.out_features() * inputs) as u64 } else { 0 }
     };
     let bytes = 2 * model.modules().map(values).max().unwrap_or(0) * training.activation_bytes();
-    line("converted weights", bytes, "two of the largest linear module in the compute format".to_owned())
+    line("converted weights", bytes, "two of the largest linear module in the compute format")
 }
 
 fn loss_lines(model: &ModelSpec, training: &TrainingShape, copies: u64) -> Vec<MemoryLine> {
     let chunk = training.loss_chunk();
+    let logits = format!("{copies} f32 copies of the logits of {chunk} tokens");
+    let hidden = 2 * training.tokens() * model.hidden_size as u64 * training.activation_bytes();
     vec![
-        line(
-            "loss",
-            chunk * model.vocab_size as u64 * 4 * copies,
-            format!("{copies} f32 copies of the logits of {chunk} tokens"),
-        ),
-        line(
-            "hidden states",
-            2 * training.tokens() * model.hidden_size as u64 * training.activation_bytes(),
-            "the last layer's output and its gradient".to_owned(),
-        ),
+        line("loss", chunk * model.vocab_size as u64 * 4 * copies, logits),
+        line("hidden states", hidden, "the last layer's output and its gradient"),
     ]
 }

@@ -118,7 +118,7 @@ pub(in crate::backends) struct Tile {
 }
 
 /// The decisions about one group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backends) struct Route {
     /// Whether all experts of a stack are multiplied in one launch; otherwise they run one after the other.
     pub is_grouped: bool,
@@ -157,15 +157,16 @@ impl Route {
         let GroupShape { in_features, ref modules, has_dropout, is_stack } = *group;
         let RouteContext { compute, gemms, shared_bytes, forward_rows, .. } = context;
         let has_few_rows = (1..=few_rows(group, context)).contains(&forward_rows);
+        let is_grouped = is_grouped(group, context);
         let adapted: Vec<&ModuleShape> = group.adapted().collect();
         let ranks: Vec<usize> = adapted.iter().map(|module| module.rank).collect();
-        let is_grouped = is_grouped(group, context);
-        let adapters = if has_few_rows && !ranks.is_empty() {
-            AdapterRoute::FewRows
-        } else if is_grouped && gemms == GemmFormat::Compute && !ranks.is_empty() {
-            AdapterRoute::Appended { columns: ranks.iter().sum() }
-        } else {
-            adapter_route(gemms, in_features, &ranks)
+        let columns = if is_grouped { ranks.iter().sum() } else { appended_ranks(in_features, &ranks) };
+        let adapters = match gemms {
+            _ if ranks.is_empty() => AdapterRoute::None,
+            _ if has_few_rows => AdapterRoute::FewRows,
+            GemmFormat::Fp8 => AdapterRoute::InCodes,
+            GemmFormat::Compute if columns == 0 => AdapterRoute::Separate,
+            GemmFormat::Compute => AdapterRoute::Appended { columns },
         };
         let is_appended = matches!(adapters, AdapterRoute::Appended { .. });
         let has_magnitudes = adapted.iter().any(|module| module.has_magnitudes);
@@ -190,11 +191,21 @@ impl Route {
         let may_pass_input = is_appended && reads_whole_input && !is_stack;
         let is_passed = may_pass_input && adapted.len() == 1;
         let passes_d_a = reads_whole_input && adapted.len() == 1 && only_adapters_train && !is_stack;
+        let is_quantized = modules.iter().all(ModuleShape::is_quantized);
         let is_written_out = is_appended || is_grouped;
+        let weight = match &modules[..] {
+            _ if has_few_rows => WeightRoute::FewRows,
+            _ if gemms == GemmFormat::Fp8 => WeightRoute::Codes,
+            [module] if module.storage == Format::Float(compute) && (module.rank == 0 || !is_written_out) => {
+                WeightRoute::Stored
+            }
+            _ if is_written_out || is_quantized => WeightRoute::WrittenOut,
+            _ => WeightRoute::OneByOne,
+        };
         Self {
             is_grouped,
-            weight: if has_few_rows { WeightRoute::FewRows } else { weight_route(modules, context, is_written_out) },
-            is_quantized: modules.iter().all(ModuleShape::is_quantized),
+            weight,
+            is_quantized,
             adapters,
             ranks: ranks.iter().sum(),
             is_masked: has_dropout && !ranks.is_empty(),
@@ -240,6 +251,28 @@ impl Route {
     }
 }
 
+/// A group of a run.
+pub(super) struct Planned {
+    pub(super) group: GroupSpec,
+    pub(super) shape: GroupShape,
+    pub(super) route: Route,
+}
+
+/// Returns the groups of a layer, in the order of the forward pass.
+pub(super) fn planned_groups(model: &ModelSpec, training: &TrainingShape, layer: usize) -> Vec<Planned> {
+    let planned = |group: GroupSpec| Planned {
+        shape: GroupShape::planned(model, &group, training),
+        route: Route::planned(model, &group, training),
+        group,
+    };
+    model.groups(layer).into_iter().map(planned).collect()
+}
+
+/// Returns those of all layers.
+pub(super) fn all_planned(model: &ModelSpec, training: &TrainingShape) -> Vec<Planned> {
+    (0..model.layers.len()).flat_map(|layer| planned_groups(model, training, layer)).collect()
+}
+
 impl GroupShape {
     /// Describes a group of a run.
     pub(in crate::backends) fn planned(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> Self {
@@ -282,15 +315,6 @@ impl ModuleShape {
     }
 }
 
-fn adapter_route(gemms: GemmFormat, in_features: usize, ranks: &[usize]) -> AdapterRoute {
-    match (gemms, appended_ranks(in_features, ranks)) {
-        _ if ranks.is_empty() => AdapterRoute::None,
-        (GemmFormat::Fp8, _) => AdapterRoute::InCodes,
-        (GemmFormat::Compute, 0) => AdapterRoute::Separate,
-        (GemmFormat::Compute, columns) => AdapterRoute::Appended { columns },
-    }
-}
-
 /// Returns whether one launch computes all experts of a stack: activations in 16 bits, no magnitudes, and more rows than generation has.
 fn is_grouped(group: &GroupShape, context: RouteContext) -> bool {
     let (multiple, has_kernel) = match context.gemms {
@@ -309,17 +333,6 @@ fn is_grouped(group: &GroupShape, context: RouteContext) -> bool {
         && has_kernel
         && !group.modules.iter().any(|module| module.has_magnitudes)
         && !(1..=MAX_FEW_ROWS).contains(&context.forward_rows)
-}
-
-fn weight_route(modules: &[ModuleShape], context: RouteContext, is_written_out: bool) -> WeightRoute {
-    match modules {
-        _ if context.gemms == GemmFormat::Fp8 => WeightRoute::Codes,
-        [module] if module.storage == Format::Float(context.compute) && module.rank == 0 => WeightRoute::Stored,
-        _ if is_written_out => WeightRoute::WrittenOut,
-        [module] if module.storage == Format::Float(context.compute) => WeightRoute::Stored,
-        _ if modules.iter().all(ModuleShape::is_quantized) => WeightRoute::WrittenOut,
-        _ => WeightRoute::OneByOne,
-    }
 }
 
 /// Returns the maximum rows of a group in the few-row kernels; 0 if they cannot compute it.
@@ -395,6 +408,10 @@ mod tests {
         group(14_336, NF4, &[(4096, rank)])
     }
 
+    fn experts(width: usize, rank: usize) -> GroupShape {
+        GroupShape { is_stack: true, ..group(2048, NF4, &[(width, rank); 2]) }
+    }
+
     fn dropped(group: GroupShape) -> GroupShape {
         GroupShape { has_dropout: true, ..group }
     }
@@ -412,6 +429,7 @@ mod tests {
     /// Returns the names of a route's passes.
     fn passes(route: &Route) -> String {
         let passes = [
+            ("grouped", route.is_grouped),
             ("output", route.output_pass.is_some()),
             ("copy", route.copy_pass.is_some()),
             ("gated", route.gated_pass.is_some()),
@@ -441,7 +459,7 @@ mod tests {
             ("rank 256", qkv(NF4, 256), H100, WrittenOut, Separate, 64, ""),
             ("few inputs", group(64, NF4, &[(64, 16)]), H100, WrittenOut, Separate, 64, "output d_a scaled"),
             (
-                "half adapted",
+                "half",
                 group(4096, NF4, &[(64, 16), (64, 0)]),
                 H100,
                 WrittenOut,
@@ -465,38 +483,27 @@ mod tests {
             ("f16", down(16), in_f16, WrittenOut, columns(16), 64, "output copy gated d_a"),
             ("f32", down(16), in_f32, WrittenOut, columns(16), 0, ""),
             ("small blocks", down(16), old_card, WrittenOut, columns(16), 64, ""),
+            ("experts", experts(768, 16), H100, WrittenOut, columns(32), 0, "grouped"),
+            ("experts, 776", experts(776, 16), H100, WrittenOut, columns(32), 0, "grouped"),
+            ("experts, fp8", experts(768, 16), IN_FP8, Codes, InCodes, 0, "grouped"),
+            // Expert by expert.
+            ("experts, fp8, 776", experts(776, 16), IN_FP8, Codes, InCodes, 0, ""),
+            ("experts, fp8, rank 12", experts(768, 12), IN_FP8, Codes, InCodes, 0, ""),
+            (
+                "experts, fp8, f32",
+                experts(768, 16),
+                RouteContext { compute: FloatType::F32, ..IN_FP8 },
+                Codes,
+                InCodes,
+                0,
+                "",
+            ),
+            ("experts, fp8, Ada", experts(768, 16), RouteContext { has_wgmma: false, ..IN_FP8 }, Codes, InCodes, 0, ""),
         ] {
             let route = Route::new(&group, context);
             let got = (route.weight, route.adapters, super::few_rows(&group, context), passes(&route));
             assert_eq!(got, (weight, adapters, few_rows, expected.to_owned()), "{name}");
         }
-    }
-
-    #[test]
-    fn experts_run_in_one_launch_where_a_kernel_reads_their_rows() {
-        let stack = |widths: &[(usize, usize)]| GroupShape { is_stack: true, ..group(2048, NF4, widths) };
-        let route = |group: &GroupShape, context| {
-            let route = Route::new(group, context);
-            (route.is_grouped, route.weight, route.adapters)
-        };
-        let gate_up = stack(&[(768, 16); 2]);
-        let [in_16_bits, in_codes] = [H100, IN_FP8].map(|context| route(&gate_up, context));
-        assert_eq!(in_16_bits, (true, WeightRoute::WrittenOut, AdapterRoute::Appended { columns: 32 }));
-        assert_eq!(in_codes, (true, WeightRoute::Codes, AdapterRoute::InCodes));
-        // Expert by expert.
-        for (group, context) in [
-            (&gate_up, RouteContext { has_wgmma: false, ..IN_FP8 }),
-            (&gate_up, RouteContext { compute: FloatType::F32, ..IN_FP8 }),
-            (&stack(&[(776, 16); 2]), IN_FP8),
-            (&stack(&[(768, 12); 2]), IN_FP8),
-        ] {
-            assert_eq!(
-                route(group, context),
-                (false, WeightRoute::Codes, AdapterRoute::InCodes),
-                "{group:?} {context:?}"
-            );
-        }
-        assert!(route(&stack(&[(776, 16); 2]), H100).0);
     }
 
     #[test]

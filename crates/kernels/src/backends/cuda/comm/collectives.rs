@@ -11,8 +11,6 @@ use std::sync::Arc;
 use firebrick_cuda::{Context, CudaError, Event, Stream};
 
 use crate::backends::cuda::engine::{Primitive, check};
-use crate::backends::cuda::memory::host_copies::Waits;
-use crate::memory::Numbers;
 
 /// The side stream with its operations in flight.
 pub(crate) struct Collectives {
@@ -30,7 +28,7 @@ pub(crate) struct Collectives {
 }
 
 /// Start and end events of an operation on the side stream.
-pub(super) type Span = (Arc<Event>, Arc<Event>);
+pub(crate) type Span = (Arc<Event>, Arc<Event>);
 
 /// An operation that may still run: its tensors, and its end event.
 struct InFlight {
@@ -113,8 +111,8 @@ impl Collectives {
     }
 
     /// Returns the waits for other ranks since the last call.
-    pub(crate) fn take_waits(&self) -> Waits {
-        Waits(self.waits.take())
+    pub(crate) fn take_waits(&self) -> Vec<(Event, Event)> {
+        self.waits.take()
     }
 
     /// Returns start and end of the last submitted operation since [`Collectives::take_runs`].
@@ -123,8 +121,8 @@ impl Collectives {
     }
 
     /// Returns the operations since the last call.
-    pub(crate) fn take_runs(&self) -> Runs {
-        Runs(self.runs.take())
+    pub(crate) fn take_runs(&self) -> Vec<Span> {
+        self.runs.take()
     }
 
     /// Waits until all operations are done, and releases their tensors.
@@ -132,18 +130,5 @@ impl Collectives {
         let waited = self.stream.get().map_or(Ok(()), Stream::synchronize);
         self.in_flight.borrow_mut().clear();
         waited
-    }
-}
-
-/// Durations of operations in milliseconds, once they are done.
-pub(crate) struct Runs(Vec<Span>);
-
-impl Numbers for Runs {
-    fn wait(self: Box<Self>) -> Vec<f32> {
-        let of = |(start, end): &Span| {
-            end.synchronize()?;
-            end.milliseconds_since(start)
-        };
-        vec![self.0.iter().map(|span| check("reading an event", of(span))).sum()]
     }
 }

@@ -8,6 +8,7 @@
 //! Pinned buffers are kept for the next pass, since allocating them takes time.
 //! Trade-off: up to two more tensors on the device than are in use.
 
+use std::borrow::Borrow;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use firebrick_cuda::{Context, CudaError, DevicePointer, Event, PinnedBuffer, Str
 
 use super::pinned::{Lent, Pool, shared};
 use crate::backends::cuda::engine::{MatrixView, Primitive, check};
-use crate::memory::Numbers;
+use crate::memory::Readback;
 
 /// Maximum tensors held for copies that may still run.
 const MAX_IN_FLIGHT: usize = 2;
@@ -72,8 +73,8 @@ pub(crate) struct CopiedNumbers {
     done: Event,
 }
 
-impl Numbers for CopiedNumbers {
-    fn wait(self: Box<Self>) -> Vec<f32> {
+impl CopiedNumbers {
+    pub(crate) fn wait(self) -> Vec<f32> {
         check("waiting for numbers of the device", self.done.synchronize());
         let values = |buffer: &Lent| buffer.as_chunks().0.iter().map(|&bytes| f32::from_ne_bytes(bytes)).next();
         self.buffers.iter().map(|buffer| values(buffer).expect("a number has four bytes")).collect()
@@ -88,17 +89,13 @@ impl Drop for CopiedNumbers {
     }
 }
 
-/// Events on the engine's stream around its waits for restored tensors, or for other ranks.
-pub(crate) struct Waits(pub(crate) Vec<(Event, Event)>);
-
-impl Numbers for Waits {
-    fn wait(self: Box<Self>) -> Vec<f32> {
-        let of = |(start, end): &(Event, Event)| {
-            end.synchronize()?;
-            end.milliseconds_since(start)
-        };
-        vec![self.0.iter().map(|pair| check("reading an event", of(pair))).sum()]
-    }
+/// Returns the milliseconds between the two events of all pairs together, once they have happened.
+pub(crate) fn milliseconds<E: Borrow<Event> + 'static>(spans: Vec<(E, E)>) -> Readback {
+    let of = |(start, end): &(E, E)| {
+        end.borrow().synchronize()?;
+        end.borrow().milliseconds_since(start.borrow())
+    };
+    Readback::new(move || vec![spans.iter().map(|span| check("reading an event", of(span))).sum()])
 }
 
 /// The side streams of an engine, with their copies in flight.
@@ -194,9 +191,9 @@ impl HostCopies {
         Ok(buffer.as_chunks().0.iter().map(|&bytes| i32::from_ne_bytes(bytes)).collect())
     }
 
-    /// Returns the waits for restored tensors since the last call.
-    pub(crate) fn take_waits(&self) -> Waits {
-        Waits(self.waits.take())
+    /// Returns start and end of the engine's waits for restored tensors since the last call.
+    pub(crate) fn take_waits(&self) -> Vec<(Event, Event)> {
+        self.waits.take()
     }
 
     /// Returns the bytes of unused pinned buffers.

@@ -110,7 +110,7 @@ impl MemoryOps for Cuda {
             let values = values.into_iter().map(|value| device.flat(value)).collect();
             check("copying numbers to the host", device.copies.numbers(device.stream(), values))
         });
-        Readback::new(copied)
+        Readback::new(move || copied.wait())
     }
 }
 
