@@ -1,5 +1,5 @@
 //! Memory of a training run on one backend: the lines that follow from the model, and the backend's working set for a
-//! step or for the work between steps, whichever needs more. Also describes how a backend runs adapters and attention.
+//! step or for a phase between steps (evaluation, answers), whichever needs more. Also describes how a backend runs adapters and attention.
 //!
 //! Where cuDNN may be used, each micro-batch's shape determines the attention kernel; the plan names only what is certain in advance.
 //! Trade-off: `flex`, `candle` and `wgpu` share the lines of the reference bodies, although what they run may need less.
@@ -17,11 +17,11 @@ use crate::memory::training_shape::TrainingShape;
 /// Estimates the peak memory of training `model` on `backend`. Lines of zero bytes are left out.
 pub fn estimate(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
     let mut estimate = backend.step_lines(model, training);
-    if let Some((peak, lines)) = evaluation::peak(backend, model, training) {
+    for (phase, lines) in evaluation::phases(backend, model, training) {
         let mut lines = [training.resident_lines(model), lines].concat();
         lines.retain(|line| line.bytes > 0);
         if sum(&lines) > estimate.total_bytes() {
-            (estimate.peak, estimate.lines) = (peak, lines);
+            (estimate.peak, estimate.lines) = (phase.peak(), lines);
         }
     }
     let starts = adapter_starts(model, training);
