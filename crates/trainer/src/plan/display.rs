@@ -1,4 +1,6 @@
-//! Prints the plan as a table on the terminal, with its values in words.
+//! Prints the plan as a table on the terminal, with its values in words; `display/brief.rs` has the few lines before the first step.
+
+mod brief;
 
 use std::fmt;
 

@@ -9,7 +9,6 @@
 mod adapter;
 mod answers;
 mod backend;
-mod brief;
 mod decide;
 mod disk;
 mod display;
