@@ -60,10 +60,10 @@ impl fmt::Debug for HostBuffer {
 
 /// A tensor that [`crate::MemoryOps::offload`] moved away, to be restored.
 pub struct Offloaded<B: Backend> {
-    place: Place<B>,
+    held: Held<B>,
 }
 
-enum Place<B: Backend> {
+enum Held<B: Backend> {
     Device(Payload<B, 2>),
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only CUDA keeps tensors elsewhere"))]
     Elsewhere(Box<dyn Elsewhere<B>>),
@@ -82,45 +82,45 @@ pub(crate) trait Elsewhere<B: Backend>: Send {
 impl<B: Backend> Offloaded<B> {
     /// Keeps the tensor on the device.
     pub fn on_device(x: Payload<B, 2>) -> Self {
-        Self { place: Place::Device(x) }
+        Self { held: Held::Device(x) }
     }
 
     /// Wraps a backend's representation of the offloaded tensor.
     #[cfg(feature = "cuda")]
     pub(crate) fn elsewhere(kept: impl Elsewhere<B> + 'static) -> Self {
-        Self { place: Place::Elsewhere(Box::new(kept)) }
+        Self { held: Held::Elsewhere(Box::new(kept)) }
     }
 
     /// Copies the values to the host; the tensor itself does not move. Waits for the device.
     pub fn to_data(&self) -> TensorData {
-        match &self.place {
-            Place::Device(Payload::Values(values)) => values.to_data(),
-            Place::Device(Payload::Codes(codes)) => codes.to_data(),
-            Place::Elsewhere(kept) => kept.to_data(),
+        match &self.held {
+            Held::Device(Payload::Values(values)) => values.to_data(),
+            Held::Device(Payload::Codes(codes)) => codes.to_data(),
+            Held::Elsewhere(kept) => kept.to_data(),
         }
     }
 
     /// Starts to restore the tensor, so that [`Offloaded::restore`] need not wait.
     pub fn prefetch(&mut self, device: &B::Device) {
-        if let Place::Elsewhere(kept) = &mut self.place {
+        if let Held::Elsewhere(kept) = &mut self.held {
             kept.prefetch(device);
         }
     }
 
     /// Returns the offloaded tensor, bit for bit.
     pub fn restore(self, device: &B::Device) -> Payload<B, 2> {
-        match self.place {
-            Place::Device(x) => x,
-            Place::Elsewhere(kept) => kept.restore(device),
+        match self.held {
+            Held::Device(x) => x,
+            Held::Elsewhere(kept) => kept.restore(device),
         }
     }
 }
 
 impl<B: Backend> fmt::Debug for Offloaded<B> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = match self.place {
-            Place::Device(_) => "device",
-            Place::Elsewhere(_) => "elsewhere",
+        let place = match self.held {
+            Held::Device(_) => "device",
+            Held::Elsewhere(_) => "elsewhere",
         };
         formatter.debug_struct("Offloaded").field("place", &place).finish()
     }

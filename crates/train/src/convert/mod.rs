@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use firebrick_hub::{has_secrets, without_secrets};
-use firebrick_trainer::config::{ConfigError, Place, RunConfig, yaml};
+use firebrick_trainer::config::{ConfigError, RecipePlace, RunConfig, yaml};
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Value};
 
@@ -53,7 +53,7 @@ pub struct Converted {
 /// # Errors
 /// Text that is neither, with its line.
 pub fn convert(text: &str, file: &Path) -> Result<Converted, ConfigError> {
-    let at = |line, message| ConfigError::At { place: Place::Line(file.to_owned(), line), message };
+    let at = |line, message| ConfigError::At { place: RecipePlace::Line(file.to_owned(), line), message };
     if let Some(message) = kind::refusal_of_file(text, file) {
         return Err(at(1, message.to_owned()));
     }
@@ -141,7 +141,7 @@ impl Draft {
             let (text, places) = self.text(file);
             let Err(error) = RunConfig::from_toml(&text, Path::new("recipe"), &[]) else { break };
             let ConfigError::At { place, message } = error else { return problem.or(Some(error.to_string())) };
-            let line = if let Place::Line(_, line) = place { Some(line) } else { None };
+            let line = if let RecipePlace::Line(_, line) = place { Some(line) } else { None };
             let key = places.iter().find(|(at, _)| Some(*at) == line).map(|(_, key)| key);
             // Without `mode` the run would be another one.
             let refused = self.keys.iter().find(|(name, ..)| Some(name) == key && name != "mode");

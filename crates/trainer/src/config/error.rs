@@ -12,7 +12,7 @@ use crate::config::other_names;
 
 /// The place where something was typed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum RecipePlace {
     /// Somewhere in a file; for a key that is missing.
     File(PathBuf),
     /// A line of a file, counted from 1.
@@ -21,16 +21,16 @@ pub enum Place {
     Set(String),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RecipePlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::File(file) => write!(f, "{}", file.display()),
-            Place::Line(file, line) => write!(f, "{}:{line}", file.display()),
+            RecipePlace::File(file) => write!(f, "{}", file.display()),
+            RecipePlace::Line(file, line) => write!(f, "{}:{line}", file.display()),
             // What is not read as an address may hold a password all the same.
-            Place::Set(text) if text.contains("tracking_uri") => {
+            RecipePlace::Set(text) if text.contains("tracking_uri") => {
                 write!(f, "--set {}=...", text.split('=').next().unwrap_or_default())
             }
-            Place::Set(text) => write!(f, "--set {text}"),
+            RecipePlace::Set(text) => write!(f, "--set {text}"),
         }
     }
 }
@@ -48,7 +48,7 @@ pub enum ConfigError {
     /// Anything else that is wrong at a place.
     #[error("{}", without_secrets(&format!("{place}: {message}")))]
     At {
-        place: Place,
+        place: RecipePlace,
         /// The key if it is one, what is wrong, and what to write instead.
         message: String,
     },
@@ -64,18 +64,18 @@ pub enum ConfigError {
 
 impl ConfigError {
     /// Creates the error for a key whose value cannot work.
-    pub(super) fn key(place: Place, key: &str, problem: impl fmt::Display) -> Self {
+    pub(super) fn key(place: RecipePlace, key: &str, problem: impl fmt::Display) -> Self {
         Self::At { place, message: format!("{key}: {problem}") }
     }
 
     /// Creates the error for a missing key that has no default.
-    pub(super) fn missing(place: Place, key: &str, help: impl fmt::Display) -> Self {
+    pub(super) fn missing(place: RecipePlace, key: &str, help: impl fmt::Display) -> Self {
         Self::At { place, message: format!("{key} is missing; {help}") }
     }
 }
 
 /// Turns the TOML reader's message about the value of `key` into ours.
-pub(super) fn from_reader(place: Place, key: &str, message: &str) -> ConfigError {
+pub(super) fn from_reader(place: RecipePlace, key: &str, message: &str) -> ConfigError {
     let wrong_type = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
     if let Some((got, expected)) = wrong_type.and_then(|rest| rest.split_once(", expected ")) {
         let (advice, expected) = (advice_on_type(key, got, expected), plain_type(expected));

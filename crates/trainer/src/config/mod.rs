@@ -39,7 +39,7 @@ use section::{Limited, SEED, TOKENS, Whole, section};
 pub use auto::{Auto, BackendChoice, Choice};
 pub use data_section::DataConfig;
 pub use data_source::SourceConfig;
-pub use error::{ConfigError, Place};
+pub use error::{ConfigError, RecipePlace};
 pub use eval_section::{BestMetric, BestMode, BestSection, CheckpointConfig, EvalConfig};
 pub use extraction::Extraction;
 pub use preference_section::{LossType, PreferenceLoss, PreferenceSection};

@@ -13,7 +13,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
 use crate::config::RunConfig;
-use crate::config::error::{ConfigError, Place, from_reader};
+use crate::config::error::{ConfigError, RecipePlace, from_reader};
 use crate::config::yaml::{self, YamlError};
 
 /// Pairs of keys (or sections) for one setting, and whether both may be given if they agree. Overriding one of a pair removes the other from the
@@ -94,7 +94,7 @@ impl<'i> Source<'i> {
         overrides: &'i [String],
     ) -> Result<Source<'i>, ConfigError> {
         let refuse = |line, message: String| {
-            let place = Place::Line(file.to_path_buf(), line);
+            let place = RecipePlace::Line(file.to_path_buf(), line);
             let is_json = text.trim_start().starts_with('{') && language == Language::Toml;
             let message = match is_json {
                 true => "this is JSON; a recipe is TOML or YAML (.toml, .yaml), and data goes into it as data.path"
@@ -163,23 +163,23 @@ impl<'i> Source<'i> {
     }
 
     /// Returns where a key was typed; only the file if it was not.
-    pub(super) fn place(&self, path: &str) -> Place {
+    pub(super) fn place(&self, path: &str) -> RecipePlace {
         match self.entries.iter().find(|entry| entry.path == path) {
             Some(entry) => self.place_of(&entry.key_span),
-            None => Place::File(self.file.clone()),
+            None => RecipePlace::File(self.file.clone()),
         }
     }
 
     /// Returns the file, as the place of what is missing in it.
-    pub(super) fn file_place(&self) -> Place {
-        Place::File(self.file.clone())
+    pub(super) fn file_place(&self) -> RecipePlace {
+        RecipePlace::File(self.file.clone())
     }
 
     /// Returns the place that a byte range stands for.
-    pub(super) fn place_of(&self, span: &Range<usize>) -> Place {
+    pub(super) fn place_of(&self, span: &Range<usize>) -> RecipePlace {
         match self.override_at(span) {
-            Some(index) => Place::Set(self.overrides[index].clone()),
-            None => Place::Line(self.file.clone(), line_of(self.text, span.start)),
+            Some(index) => RecipePlace::Set(self.overrides[index].clone()),
+            None => RecipePlace::Line(self.file.clone(), line_of(self.text, span.start)),
         }
     }
 
@@ -212,7 +212,7 @@ impl<'i> Source<'i> {
     /// Applies one `a.b=c` to the tree, with its value as TOML or as a text.
     fn apply_override(&mut self, index: usize, as_text: bool) -> Result<(), ConfigError> {
         let text: &'i str = &self.overrides[index];
-        let refuse = |message: String| ConfigError::At { place: Place::Set(text.to_string()), message };
+        let refuse = |message: String| ConfigError::At { place: RecipePlace::Set(text.to_string()), message };
         let Some((key, value)) = text.split_once('=') else {
             return Err(refuse("expected key=value, as in `--set train.steps=100`".to_string()));
         };

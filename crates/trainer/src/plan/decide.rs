@@ -11,7 +11,7 @@ use crate::plan::backend::{activations, choose_backend};
 use crate::plan::inputs::PlanRequest;
 use crate::plan::micro_batch::Rows;
 use crate::plan::wish::{Wish, bytes};
-use crate::plan::{Chosen, Made, adapter, disk, fit, forecast, mix, schedule, shapes};
+use crate::plan::{Chosen, Made, adapter, disk, fit, forecast, memory_choices, schedule, shapes};
 
 impl<'a> Made<'a> {
     /// Decides everything about a run whose steps have these rows.
@@ -26,20 +26,20 @@ impl<'a> Made<'a> {
 
         let backend = choose_backend(config.backend, profile)?;
         let (limit, may_offload) = (config.train.device_memory_gib.map(bytes), wish.may_offload());
-        let (backend_kind, room) = (backend.value, fit::Room::Free);
+        let (backend_kind, room) = (backend.value, fit::UsableMemory::Free);
         let case = fit::Case { profile, backend: backend_kind, spec, may_offload, ranks: world_size, limit, room };
         let compute = activations(config.compute(), backend.value, case.hardware())?;
         let trained = shapes::trained_tensors(spec, wish.lora.as_ref())?;
         let (basis, gemms) = shapes::Basis::new(wish, &case, compute.value, &trained, rows.micro_batch_size.value)?;
         let base = adapter::base(config, spec, basis.base)?;
         let router_aux_loss = router_aux_loss(config, model)?;
-        let (mix, training) = mix::decide(&case, &basis);
+        let (memory, training) = memory_choices::decide(&case, &basis);
 
         let (estimate, forced) = fit::check(&case, &training, rows.accumulation, request.force)?;
         let smaller = fit::next_smaller(&case, &training, rows.accumulation);
         let per_step = rows.of_rank() * world_size;
         let steps = schedule::steps(config, data.rows, per_step);
-        let extent = forecast::Extent {
+        let extent = forecast::RunLength {
             steps: steps.value,
             micro_batches: rows.accumulation,
             world_size,
@@ -64,7 +64,7 @@ impl<'a> Made<'a> {
             gemms,
             base,
             router_aux_loss,
-            mix,
+            memory,
             steps,
             estimate,
             forced,

@@ -41,12 +41,12 @@ pub(super) struct Case<'a> {
     /// Bytes of a card that the recipe limits a run to.
     pub(super) limit: Option<u64>,
     /// The memory of a card that counts.
-    pub(super) room: Room,
+    pub(super) room: UsableMemory,
 }
 
 /// What of a card's memory a run may use. Of unified memory and of the host's it is what is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Room {
+pub(super) enum UsableMemory {
     /// All that the card has.
     Whole,
     /// What other programs leave.
@@ -61,8 +61,8 @@ impl Case<'_> {
             (Some(card), _) if card.unified_memory => {
                 (limited(card.memory_free_bytes), "for the GPU in unified memory")
             }
-            (Some(card), Room::Whole) => (limited(card.memory_total_bytes), "on the card"),
-            (Some(card), Room::Free) => (limited(card.memory_free_bytes), "on the card"),
+            (Some(card), UsableMemory::Whole) => (limited(card.memory_total_bytes), "on the card"),
+            (Some(card), UsableMemory::Free) => (limited(card.memory_free_bytes), "on the card"),
             (None, _) => (self.profile.memory.available_bytes, "in host memory"),
         }
     }

@@ -15,7 +15,7 @@ use crate::config::RunConfig;
 use crate::error::RunError;
 #[cfg(feature = "flex")]
 use crate::plan::Plan;
-use crate::plan::fit::{Case, Room};
+use crate::plan::fit::{Case, UsableMemory};
 use crate::plan::shapes::{self, Basis};
 use crate::plan::wish::Wish;
 use crate::plan::{DataShape, PlanInputs, PlanRequest, backend};
@@ -116,7 +116,7 @@ impl Example {
 
     pub(super) fn case(&self) -> Case<'_> {
         let may_offload = self.config.train.offload != Some(false);
-        let (profile, spec, room) = (&self.profile, &self.model.spec, Room::Free);
+        let (profile, spec, room) = (&self.profile, &self.model.spec, UsableMemory::Free);
         Case { profile, backend: BackendKind::Cuda, spec, may_offload, ranks: 1, limit: None, room }
     }
 

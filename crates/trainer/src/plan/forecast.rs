@@ -73,7 +73,7 @@ impl Forecast {
 
 /// The length of a run.
 #[derive(Clone, Copy)]
-pub(super) struct Extent {
+pub(super) struct RunLength {
     /// Optimizer steps.
     pub(super) steps: u64,
     /// Micro-batches per step.
@@ -93,7 +93,7 @@ pub(super) fn forecast(
     case: &fit::Case<'_>,
     training: &TrainingShape,
     estimate: &MemoryEstimate,
-    extent: Extent,
+    extent: RunLength,
 ) -> Option<Forecast> {
     let card = case.card()?;
     let spec = card.spec;
@@ -103,7 +103,7 @@ pub(super) fn forecast(
     if let Some(Chosen { value, .. }) = &communication {
         step.seconds = Range { lower: step.seconds.lower + value.lower, upper: step.seconds.upper + value.upper };
     }
-    let Extent { steps, price_per_hour, .. } = extent;
+    let RunLength { steps, price_per_hour, .. } = extent;
     let world_size = extent.world_size as f64;
     let tokens = (training.micro_batch_size * training.row_len * extent.micro_batches) as f64 * world_size;
     let power = card.power_limit_w.or(spec.and_then(|spec| spec.power_w).map(|power| power.value));
@@ -146,7 +146,7 @@ fn communication(
     case: &fit::Case<'_>,
     training: &TrainingShape,
     step: &StepTime,
-    extent: Extent,
+    extent: RunLength,
     spec: &AcceleratorSpec,
 ) -> Option<Chosen<Range>> {
     let sharding = match extent.zero_stage {
@@ -203,7 +203,7 @@ fn step_time(
     case: &fit::Case<'_>,
     training: &TrainingShape,
     estimate: &MemoryEstimate,
-    extent: Extent,
+    extent: RunLength,
     rated: Rated<'_>,
 ) -> Option<StepTime> {
     let copied = estimate.host_bytes().saturating_sub(training.start_bytes(case.spec));
@@ -239,7 +239,7 @@ const ASSUMED_RATES: [[f64; 2]; 2] = [[1e11, 2e10], [1e14, 1e12]];
 
 /// Returns the modeled seconds of a micro-batch, to compare runs of one machine that save, copy and convert different things.
 pub(super) fn compared_seconds(case: &fit::Case<'_>, training: &TrainingShape, documents_per_row: usize) -> f64 {
-    let extent = Extent {
+    let extent = RunLength {
         steps: 1,
         micro_batches: 1,
         world_size: case.ranks,

@@ -1,6 +1,6 @@
 //! Divides the rows of a step into micro-batches: `train.rows_per_step`, with a `train.micro_batch_size` that is given or "auto".
 //!
-//! Trade-off: every division up to the first that does not fit is planned whole, with its own mix of what is saved and where, which takes milliseconds
+//! Trade-off: every division up to the first that does not fit is planned whole, with its own choice of what is saved and where, which takes milliseconds
 //! each; times are those of the forecast's model, and nothing is tried.
 
 use firebrick_hwprofile::HardwareProfile;

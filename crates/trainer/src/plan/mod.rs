@@ -24,8 +24,8 @@ mod inputs;
 mod kept_weights;
 #[cfg(test)]
 mod measured_steps;
+mod memory_choices;
 mod micro_batch;
-mod mix;
 mod paging;
 mod schedule;
 mod shapes;
@@ -85,7 +85,7 @@ struct Made<'a> {
     base: Chosen<BaseStorage>,
     router_aux_loss: Option<Chosen<f64>>,
     /// What depends on how much memory is left.
-    mix: mix::Mix,
+    memory: memory_choices::MemoryChoices,
     steps: Chosen<u64>,
     estimate: MemoryEstimate,
     /// A shortage that the user chose to ignore.
@@ -152,15 +152,15 @@ plan! {
     base: Chosen<BaseStorage> = made.base.clone(), shown "base" as plain, identifies "base";
     trained_parameters: Chosen<u64> = adapter::trained_parameters(made), shown "trained parameters" as plain;
     /// What layers save for their backward.
-    recompute: Chosen<Recompute> = made.mix.recompute.clone(),
+    recompute: Chosen<Recompute> = made.memory.recompute.clone(),
         shown "recompute" as plain, may change "train.recompute";
     /// Whether what layers save waits in host memory.
-    offload: Chosen<bool> = made.mix.offload.clone(), shown "offload" as on_cuda;
+    offload: Chosen<bool> = made.memory.offload.clone(), shown "offload" as on_cuda;
     /// Rule and state format of the optimizer.
     optimizer: Chosen<OptimizerKind> = paging::optimizer(made.wish.recipe.train.optimizer, made.backend.value),
         shown "optimizer" as plain, identifies "train.optimizer";
     /// Bytes of optimizer state that stay on the device.
-    resident_state_bytes: Chosen<u64> = made.mix.paging.resident.clone(), shown "state on the device" as paged_bytes;
+    resident_state_bytes: Chosen<u64> = made.memory.paging.resident.clone(), shown "state on the device" as paged_bytes;
     /// Tokens per row, padding included.
     row_len: Chosen<usize> = decide::row_len(made), shown "row length" as plain;
     micro_batch_size: Chosen<usize> = made.rows.micro_batch_size.clone(),
@@ -219,13 +219,13 @@ plan! {
     adapter_gemms: Option<Chosen<String>> = adapter::gemms(made.backend.value, &made.wish.model.spec, &made.training),
         shown "adapter GEMMs" as on_cuda;
     /// Bytes of frozen weights that stay on the device as GEMMs read them; none where there are no such weights.
-    kept_weights_bytes: Option<Chosen<u64>> = made.mix.kept_weights_bytes.clone(), shown "kept weights" as bytes;
+    kept_weights_bytes: Option<Chosen<u64>> = made.memory.kept_weights_bytes.clone(), shown "kept weights" as bytes;
     /// How algorithms of large GEMMs are chosen; `None` where the backend has no choice.
     gemm_algorithms: Option<Chosen<GemmAlgorithms>> =
         fp8::algorithms(made.backend.value, made.wish.recipe.train.tune_gemms, made.forecast.as_ref()),
         shown "GEMM algorithms" as plain;
     /// Bytes of optimizer state that wait in host memory.
-    paged_state_bytes: Chosen<u64> = made.mix.paging.paged.clone(), shown "paged state" as some_bytes;
+    paged_state_bytes: Chosen<u64> = made.memory.paging.paged.clone(), shown "paged state" as some_bytes;
     /// Bytes of host memory that a run on a device needs in addition.
     host_memory_bytes: Chosen<u64> = decide::host_memory(made), shown "host memory" as some_bytes;
     /// Bytes of the run folder at its largest.
@@ -266,7 +266,7 @@ plan! {
     /// Number of held-out prompts whose greedy answer is compared with the reference.
     exact_match_prompts: Chosen<usize> = Chosen::of(made, |config| config.eval.exact_match_prompts);
     /// Tokens of the prompts that are answered at a time, and of their answers.
-    answer_tokens: Chosen<usize> = made.mix.answer_tokens.clone();
+    answer_tokens: Chosen<usize> = made.memory.answer_tokens.clone();
     /// What of an answer is compared with the reference.
     extract: Chosen<String> = Chosen::of(made, |config| config.eval.extract.clone());
     max_new_tokens: Chosen<usize> = Chosen::of(made, |config| config.eval.max_new_tokens);

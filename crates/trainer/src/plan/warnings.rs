@@ -13,7 +13,7 @@ const HIGH_RATE: f64 = 0.02;
 pub(super) fn of(made: &Made<'_>) -> Vec<String> {
     let config = made.wish.recipe;
     let all =
-        [positions(made.wish), step(made), zero_stage(made.wish), learning_rate(config), made.mix.warning.clone()];
+        [positions(made.wish), step(made), zero_stage(made.wish), learning_rate(config), made.memory.warning.clone()];
     all.into_iter().flatten().collect()
 }
 

@@ -158,7 +158,7 @@ fn forecast_on(profile: HardwareProfile) -> Option<Forecast> {
     example.profile = profile;
     let (case, training) = (example.case(), example.training());
     let (estimate, _) = fit::check(&case, &training, 1, true).unwrap();
-    let extent = Extent {
+    let extent = RunLength {
         steps: 100,
         micro_batches: 1,
         world_size: 1,

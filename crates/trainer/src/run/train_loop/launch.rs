@@ -22,7 +22,7 @@ use crate::run::device::catch_failure;
 use crate::run::interrupt::Interrupt;
 use crate::run::prepare::{Prepared, check_start, prepare, together};
 use crate::run::train_loop::resumed::{already_finished, compare};
-use crate::run::train_loop::start::Place;
+use crate::run::train_loop::start::StartPoint;
 use crate::run::train_loop::trace::TraceSteps;
 use crate::run::train_loop::{ReportWriter, Run};
 use crate::state::resume_point::ResumeFrom;
@@ -95,7 +95,7 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
 /// A run whose data and plan all ranks agree on.
 enum Ready {
     /// It trains, from this place.
-    Train(Box<Prepared>, Place),
+    Train(Box<Prepared>, StartPoint),
     /// It had taken all of its steps.
     Ended(Summary),
 }
@@ -133,7 +133,7 @@ fn ready(options: &RunOptions) -> Result<Ready, RunError> {
         if let Some(notice) = folder.notice() {
             console.print(notice);
         }
-        return Ok(Ready::Train(Box::new(prepared), Place::New(folder)));
+        return Ok(Ready::Train(Box::new(prepared), StartPoint::New(folder)));
     };
     let found = already_finished(&point, &prepared.plan);
     // The run ends here only if all ranks find them: one rank may see the folder differently.
@@ -142,7 +142,7 @@ fn ready(options: &RunOptions) -> Result<Ready, RunError> {
         console.print(&note);
         return Ok(Ready::Ended(summary));
     }
-    Ok(Ready::Train(Box::new(prepared), Place::Resumed(Box::new(point))))
+    Ok(Ready::Train(Box::new(prepared), StartPoint::Resumed(Box::new(point))))
 }
 
 /// Returns the text to show while data is read and tokenized.

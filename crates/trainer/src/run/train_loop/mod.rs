@@ -25,7 +25,7 @@ use firebrick_kernels::Kernels;
 use firebrick_parallel::{Limits, Ranks, Watchdog};
 
 use self::numbers::{Pending, Unreported, open_sinks, watch_usage};
-use self::start::{Place, Start, load};
+use self::start::{Start, StartPoint, load};
 use self::trace::{AGREE, DATA, HostSpans, QUEUE, TraceSteps};
 use crate::console::{Console, Outcome, Progress};
 use crate::error::RunError;
@@ -85,7 +85,7 @@ impl<B: Kernels> Run<B> {
     /// Loads the model and, for a resumed run, the checkpoint.
     fn start(
         mut prepared: Prepared,
-        place: Place,
+        place: StartPoint,
         ranks: Ranks,
         console: Console,
         interrupt: Interrupt,

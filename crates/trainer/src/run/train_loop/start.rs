@@ -31,14 +31,14 @@ use crate::state::resume_point::ResumePoint;
 use crate::state::run_folder::RunFolder;
 
 /// The place where a run begins.
-pub(super) enum Place {
+pub(super) enum StartPoint {
     /// At its first step, in a new folder.
     New(RunFolder),
     /// At a checkpoint.
     Resumed(Box<ResumePoint>),
 }
 
-impl Place {
+impl StartPoint {
     /// Returns the checkpoint that a resumed run continues from.
     pub(super) fn checkpoint(&self) -> Option<&Path> {
         match self {
@@ -80,7 +80,7 @@ impl Start {
     /// # Errors
     /// A checkpoint that does not belong to this run, or a folder that cannot be written.
     pub(super) fn new<B: Kernels>(
-        place: Place,
+        place: StartPoint,
         prepared: &Prepared,
         texts: &Texts,
         trainer: &mut Trainer<B>,
@@ -89,7 +89,7 @@ impl Start {
         console: Console,
     ) -> Result<Self, RunError> {
         match place {
-            Place::New(folder) => {
+            StartPoint::New(folder) => {
                 save_texts(&folder, texts, &trainer.ranks)?;
                 if let Some(adapter) = &prepared.plan.lora_init_from.value {
                     trainer.model.load_adapter(adapter)?;
@@ -98,7 +98,7 @@ impl Start {
                 let state = RunState { reference, ..first_state(prepared, trainer, console)? };
                 Ok(Self { folder, state, resumed: None })
             }
-            Place::Resumed(point) => {
+            StartPoint::Resumed(point) => {
                 let (folder, state) = continue_from(*point, prepared, trainer, weights, console)?;
                 let state = RunState { reference, decided: Some(prepared.plan.decided()), ..state };
                 together::agree_on_weights(&trainer.ranks, &prepared.plan, &mut trainer.model)?;

@@ -10,7 +10,7 @@ use firebrick_kernels::{BackendKind, Recompute, TrainingShape};
 
 use crate::config::{Auto, to_name};
 use crate::plan::backend::offload;
-use crate::plan::fit::{Case, Room};
+use crate::plan::fit::{Case, UsableMemory};
 use crate::plan::paging::Paging;
 use crate::plan::shapes::Basis;
 use crate::plan::wish::Wish;
@@ -21,7 +21,7 @@ const POLICIES: [Recompute; 4] = [Recompute::None, Recompute::Selective, Recompu
 
 /// The decisions that depend on how much memory is left.
 #[derive(Clone)]
-pub(super) struct Mix {
+pub(super) struct MemoryChoices {
     pub(super) recompute: Chosen<Recompute>,
     pub(super) offload: Chosen<bool>,
     pub(super) answer_tokens: Chosen<usize>,
@@ -32,7 +32,7 @@ pub(super) struct Mix {
 }
 
 struct Candidate {
-    mix: Mix,
+    choices: MemoryChoices,
     training: TrainingShape,
     bytes: u64,
     fits: bool,
@@ -40,13 +40,13 @@ struct Candidate {
     seconds: f64,
 }
 
-/// Decides the mix of a run, and returns the run with it.
-pub(super) fn decide(case: &Case<'_>, basis: &Basis<'_>) -> (Mix, TrainingShape) {
+/// Chooses what a run keeps where, and returns the run with that.
+pub(super) fn decide(case: &Case<'_>, basis: &Basis<'_>) -> (MemoryChoices, TrainingShape) {
     if let Auto::Given(recompute) = basis.wish.recompute {
-        let Candidate { mix, training, .. } = Candidate::new(case, basis, recompute, basis.wish.offload);
-        return (mix, training);
+        let Candidate { choices, training, .. } = Candidate::new(case, basis, recompute, basis.wish.offload);
+        return (choices, training);
     }
-    let whole = Case { room: Room::Whole, ..*case };
+    let whole = Case { room: UsableMemory::Whole, ..*case };
     let all = candidates(&whole, basis);
     let planned = fastest(&all);
     if let Some(best) = planned.filter(|best| case.fits(&best.training)) {
@@ -58,7 +58,7 @@ pub(super) fn decide(case: &Case<'_>, basis: &Basis<'_>) -> (Mix, TrainingShape)
         // The refusal that follows says what is missing and what would fit.
         None => {
             let smallest = of_free.into_iter().min_by_key(|candidate| candidate.bytes).expect("there are policies");
-            (smallest.mix, smallest.training)
+            (smallest.choices, smallest.training)
         }
     }
 }
@@ -95,7 +95,7 @@ impl Candidate {
         let recompute = Chosen::new(recompute, description(recompute));
         let (bytes, fits) = case.bytes_and_fit(&training);
         Self {
-            mix: Mix { recompute, offload, answer_tokens, paging, kept_weights_bytes, warning: None },
+            choices: MemoryChoices { recompute, offload, answer_tokens, paging, kept_weights_bytes, warning: None },
             bytes,
             fits,
             seconds: forecast::compared_seconds(case, &training, data.documents_per_row),
@@ -103,32 +103,32 @@ impl Candidate {
         }
     }
 
-    /// Returns this mix as the best of all of a case. `planned`: what would be the best on the whole card, if it was decided by what is free.
-    fn chosen(&self, case: &Case<'_>, all: &[Self], planned: Option<&Self>) -> (Mix, TrainingShape) {
-        let (recompute, others) = (self.mix.recompute.value, self.others(all));
+    /// Returns these choices as the best of all of a case. `planned`: what would be the best on the whole card, if it was decided by what is free.
+    fn chosen(&self, case: &Case<'_>, all: &[Self], planned: Option<&Self>) -> (MemoryChoices, TrainingShape) {
+        let (recompute, others) = (self.choices.recompute.value, self.others(all));
         let (room, place) = case.available();
         let by = match case.room {
-            Room::Whole => format!("of {} {place}", human_bytes(room)),
-            Room::Free => format!("of {} that are free {place}", human_bytes(room)),
+            UsableMemory::Whole => format!("of {} {place}", human_bytes(room)),
+            UsableMemory::Free => format!("of {} that are free {place}", human_bytes(room)),
         };
         let why = format!("auto: the fastest that fits, {by}; {}. {others}", description(recompute));
         let warning = planned.map(|planned| {
             format!(
                 "other programs use memory {place}: with all of it, recompute = \"{}\" would be the fastest, and this run takes {} times as \
                  long",
-                to_name(&planned.mix.recompute.value),
+                to_name(&planned.choices.recompute.value),
                 times(self.seconds / planned.seconds)
             )
         });
-        let mix = Mix { recompute: Chosen::new(recompute, why), warning, ..self.mix.clone() };
-        (mix, self.training.clone())
+        let choices = MemoryChoices { recompute: Chosen::new(recompute, why), warning, ..self.choices.clone() };
+        (choices, self.training.clone())
     }
 
-    /// Returns a sentence about what the other policies would cost: the fastest mix of each, or the smallest if none fits.
+    /// Returns a sentence about what the other policies would cost: the fastest choice of each, or the smallest if none fits.
     fn others(&self, all: &[Self]) -> String {
-        let others = POLICIES.into_iter().filter(|&policy| policy != self.mix.recompute.value);
+        let others = POLICIES.into_iter().filter(|&policy| policy != self.choices.recompute.value);
         let costs = others.filter_map(|policy| {
-            let of_policy = || all.iter().filter(move |candidate| candidate.mix.recompute.value == policy);
+            let of_policy = || all.iter().filter(move |candidate| candidate.choices.recompute.value == policy);
             let fitting = of_policy().filter(|candidate| candidate.fits);
             let best = fitting.min_by(|a, b| a.seconds.total_cmp(&b.seconds));
             let bytes = |candidate: &Self| human_bytes(candidate.bytes);
@@ -175,8 +175,8 @@ mod tests {
     use super::*;
     use crate::plan::fixtures::Example;
 
-    /// Decides the mix of QLoRA of an 8B model on an H100 with this much memory free.
-    fn decided(changes: &[&str], free_gib: u64) -> (Mix, TrainingShape) {
+    /// Decides for QLoRA of an 8B model on an H100 with this much memory free.
+    fn decided(changes: &[&str], free_gib: u64) -> (MemoryChoices, TrainingShape) {
         let mut example = Example::on("h100", &[&["pack=true"], changes].concat());
         example.profile.gpus[0].memory_free_bytes = free_gib << 30;
         let limit = example.config.train.device_memory_gib.map(|gib| (gib as u64) << 30);
@@ -199,12 +199,12 @@ mod tests {
     #[test]
     fn what_the_recipe_says_is_kept_and_only_the_rest_is_decided() {
         let rows = "train.micro_batch_size=8";
-        let (mix, training) = decided(&[rows, "train.offload=false", "train.kept_weights_gib=0"], 80);
-        assert!(!training.offload && training.kept_bytes == [0; 2], "{:?}", mix.recompute);
-        let (mix, training) = decided(&["train.micro_batch_size=1", "train.offload=true"], 80);
-        assert!(training.offload && mix.recompute.value.may_offload(), "{:?}", mix.recompute);
-        let (mix, _) = decided(&[rows, "train.recompute=full"], 80);
-        assert!(mix.recompute.value == Recompute::Full && !mix.recompute.reason.contains("auto"));
+        let (choices, training) = decided(&[rows, "train.offload=false", "train.kept_weights_gib=0"], 80);
+        assert!(!training.offload && training.kept_bytes == [0; 2], "{:?}", choices.recompute);
+        let (choices, training) = decided(&["train.micro_batch_size=1", "train.offload=true"], 80);
+        assert!(training.offload && choices.recompute.value.may_offload(), "{:?}", choices.recompute);
+        let (choices, _) = decided(&[rows, "train.recompute=full"], 80);
+        assert!(choices.recompute.value == Recompute::Full && !choices.recompute.reason.contains("auto"));
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_run_for_which_nothing_fits_is_the_smallest() {
-        let (mix, training) = decided(&["train.micro_batch_size=64"], 80);
-        assert!(mix.recompute.value.repeats_gemms() && training.offload, "{:?}", mix.recompute);
+        let (choices, training) = decided(&["train.micro_batch_size=64"], 80);
+        assert!(choices.recompute.value.repeats_gemms() && training.offload, "{:?}", choices.recompute);
     }
 }
