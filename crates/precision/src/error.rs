@@ -45,32 +45,12 @@ pub enum Error {
         /// The counted unit: values or bytes.
         unit: &'static str,
     },
-    /// Two buffers that belong together differ in length.
-    #[error("{what} holds {got} entries, expected {expected}: it belongs to a tensor of another size")]
-    LengthMismatch {
-        /// Name of the buffer.
-        what: &'static str,
-        /// Entries expected.
-        expected: usize,
-        /// Entries found.
-        got: usize,
-    },
     /// The mean of the block scales leaves the range of f32.
     #[error(
         "the block scales are so large that their mean is not a finite f32: such weights are damaged; or switch double \
          quantization off (bnb_4bit.double_quant = false)"
     )]
     OffsetOverflow,
-    /// A size is not a multiple of another.
-    #[error("{got} {what} are not a multiple of {by}: pad the matrix with zeros, or choose another format")]
-    Indivisible {
-        /// Name of the size.
-        what: &'static str,
-        /// The size.
-        got: usize,
-        /// The required divisor.
-        by: usize,
-    },
     /// A row does not consist of whole blocks.
     #[error(
         "rows of {columns} values are not whole blocks of {block_size}, which {format} needs: store this weight in nf4 or fp8, \
@@ -84,9 +64,6 @@ pub enum Error {
         /// Values of a block.
         block_size: usize,
     },
-    /// A step number is 0; optimizer steps are counted from 1.
-    #[error("optimizer step 0: steps are counted from 1, since the bias correction of step 0 divides by zero")]
-    StepZero,
     /// A name that no format has.
     #[error("unknown format `{got}`, expected one of: {}", expected.join(", "))]
     UnknownFormat {
