@@ -9,7 +9,6 @@ use std::sync::LazyLock;
 
 use super::types::AcceleratorSpec;
 
-/// The rows.
 static ACCELERATORS: LazyLock<Vec<AcceleratorSpec>> = LazyLock::new(|| {
     // Invariant: the file is part of the program, and a test reads it.
     serde_json::from_str(include_str!("accelerators.json")).expect("accelerators.json has accelerators")
