@@ -6,9 +6,7 @@
 //! Trade-off: 2^-127 is a subnormal f32. A device that flushes subnormals reads code 0 as zero; NVIDIA's tensor cores
 //! apply the exponent itself and do not.
 
-/// Number of codes.
 pub(crate) const CODES: u32 = 256;
-/// The NaN code.
 pub(crate) const NAN: u8 = 0xFF;
 /// The largest number, code 254.
 pub(crate) const MAX: f32 = power_of_two(127);

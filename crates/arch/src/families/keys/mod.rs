@@ -39,7 +39,6 @@ pub(super) struct Base<'a> {
     rms_norm_eps: f64,
     /// The attention of a layer; as it is read, without biases, norms and window.
     pub(super) attention: AttentionSpec,
-    /// Number of layers.
     pub(super) count: usize,
     pub(super) max_position_embeddings: usize,
 }
