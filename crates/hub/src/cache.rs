@@ -14,13 +14,11 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use firebrick_files::files_below;
 use tempfile::Builder;
 
 use crate::error::HubError;
 use crate::id::{RepoKind, is_commit};
-
-/// Maximum depth of folders: a link that leads upwards would never end.
-const MAX_DEPTH: usize = 32;
 
 /// One repository's part of the cache.
 pub(crate) struct RepoCache {
@@ -64,9 +62,8 @@ impl RepoCache {
 
     /// Returns all files of a commit that are in the cache, as paths with `/`, with sizes.
     pub(crate) fn files(&self, commit: &str) -> Vec<(String, Option<u64>)> {
-        let mut files = Vec::new();
-        list_files(&self.snapshot(commit), "", 0, &mut files);
-        files
+        let files = files_below(&self.snapshot(commit)).unwrap_or_default();
+        files.into_iter().map(|(name, path)| (name, fs::metadata(path).ok().map(|file| file.len()))).collect()
     }
 
     /// Returns whether `huggingface_hub` recorded that a commit has no such file.
@@ -109,33 +106,17 @@ impl RepoCache {
     /// Links a blob as a file of a commit.
     pub(crate) fn link(&self, etag: &str, commit: &str, path: &str) -> Result<PathBuf, HubError> {
         let (place, blob) = (self.file(commit, path), self.blob(etag));
-        let failed = |reason| HubError::Cache { path: place.clone(), reason };
+        let failed = HubError::cache(&place);
         let folder = place.parent().expect("inside the snapshot");
-        fs::create_dir_all(folder).map_err(failed)?;
+        fs::create_dir_all(folder).map_err(&failed)?;
         // A relative link stays valid when the cache is moved: it goes up to the repository's folder.
         let up = "../".repeat(path.split('/').count() + 1);
         let target = format!("{up}blobs/{etag}");
         let link = Builder::new()
             .make_in(folder, |link| symlink(Path::new(&target), link).or_else(|_| fs::copy(&blob, link).map(drop)));
-        link.and_then(|link| link.persist(&place).map_err(|error| error.error)).map_err(failed)?;
+        link.and_then(|link| link.persist(&place).map_err(|error| error.error)).map_err(&failed)?;
+        drop(failed);
         Ok(place)
-    }
-}
-
-/// Lists all files below a folder as paths with `/` after `prefix`, with sizes, except hidden ones. Links are followed; folders that cannot be listed
-/// count as not in the cache.
-fn list_files(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<(String, Option<u64>)>) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        let Ok(target) = fs::metadata(&path) else { continue };
-        if name.starts_with('.') {
-            continue;
-        }
-        if target.is_dir() && depth < MAX_DEPTH {
-            list_files(&path, &format!("{prefix}{name}/"), depth + 1, found);
-        } else if target.is_file() {
-            found.push((format!("{prefix}{name}"), Some(target.len())));
-        }
     }
 }
 
@@ -150,7 +131,13 @@ pub fn snapshot_of(folder: &Path) -> Result<PathBuf, HubError> {
     if folder.join(firebrick_arch::CONFIG_FILE).exists() || !snapshots.is_dir() || !is_repository {
         return Ok(folder.to_owned());
     }
-    let missing = |missing: String| HubError::NoSnapshot { folder: folder.to_owned(), missing };
+    let missing = |missing: String| {
+        let advice = "Download the model again, or give one of its snapshots";
+        HubError::Other(format!(
+            "{}: this is a repository of a Hub cache without {missing}. {advice}",
+            folder.display()
+        ))
+    };
     if let Ok(commit) = fs::read_to_string(folder.join("refs/main")) {
         let snapshot = snapshots.join(commit.trim());
         let is_there = is_commit(commit.trim()) && snapshot.is_dir();

@@ -32,7 +32,6 @@ pub(crate) enum Content {
 /// A file of a push.
 #[derive(Debug)]
 pub(crate) struct Upload {
-    /// Path in the repository.
     pub(crate) path: String,
     pub(crate) content: Content,
     pub(crate) size: u64,
@@ -47,7 +46,7 @@ impl Upload {
     }
 
     pub(crate) fn of_file(path: &str, file: &Path) -> Result<Self, HubError> {
-        let size = fs::metadata(file).map_err(|reason| HubError::Read { path: file.to_owned(), reason })?.len();
+        let size = fs::metadata(file).map_err(HubError::unreadable(file))?.len();
         Ok(Self { path: path.to_owned(), content: Content::File(file.to_owned()), size, sha256: None })
     }
 
@@ -61,10 +60,10 @@ impl Upload {
 
     pub(crate) fn unreadable(&self, reason: IoError) -> HubError {
         let path = match &self.content {
-            Content::File(path) => path.clone(),
-            Content::Text(_) => PathBuf::from(&self.path),
+            Content::File(path) => path,
+            Content::Text(_) => Path::new(&self.path),
         };
-        HubError::Read { path, reason }
+        HubError::unreadable(path)(reason)
     }
 
     fn bytes(&self, most: u64) -> Result<Vec<u8>, HubError> {

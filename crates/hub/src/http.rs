@@ -58,7 +58,6 @@ pub(crate) struct Content {
     pub(crate) size: Option<u64>,
     /// Offset of the first byte of `body`: 0 or the requested offset.
     pub(crate) begins_at: u64,
-    /// The bytes.
     pub(crate) body: Box<dyn Read + Send>,
 }
 
@@ -221,7 +220,8 @@ pub(crate) fn refused(
             return HubError::request(url, answer.trim_end());
         }
     };
-    HubError::Refused { endpoint: settings.shown_endpoint(), what: format!("{} {what:?}", kind.noun()), hint }
+    let endpoint = settings.shown_endpoint();
+    HubError::Other(format!("{endpoint} has no {} {what:?} that you can access: {hint}", kind.noun()))
 }
 
 /// Returns whether an ETag can be a file name.

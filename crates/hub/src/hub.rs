@@ -185,7 +185,7 @@ impl Hub {
     }
 
     pub(crate) fn not_cached(&self, what: String) -> HubError {
-        HubError::NotCached { what, cache: self.settings.cache.clone() }
+        HubError::not_cached(&self.settings.cache, &what)
     }
 
     /// Returns the place of a file in the cache, and whether it is there.
