@@ -4,7 +4,7 @@
 //! twice.
 
 use std::io::Error as IoError;
-use std::path::PathBuf;
+use std::path::Path;
 
 use thiserror::Error;
 
@@ -25,14 +25,6 @@ pub enum DataError {
     /// The cache of tokenized data cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// The operating system could not open or read a file.
-    #[error("cannot read {}: {reason}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's error.
-        reason: IoError,
-    },
     /// The tokenizer's files are missing or damaged, it lacks a token or a chat template, or it failed on a text.
     #[error("{0}")]
     Tokenizer(String),
@@ -62,17 +54,6 @@ pub enum DataError {
          already. Remove it from the text of the first message, or from the template"
     )]
     DoubledBos(String),
-    /// A pretokenized record that comes from another tokenizer.
-    #[error(
-        "the record has the token {token}, but the vocabulary has only {vocab_size}: it comes from another tokenizer. \
-         Tokenize it again, or use that tokenizer"
-    )]
-    ForeignToken {
-        /// The token id.
-        token: u32,
-        /// Size of the tokenizer's vocabulary.
-        vocab_size: usize,
-    },
     /// A failure of the template or of the tokenizer, with the record that caused it.
     #[error("{place}: {reason}")]
     InRow {
@@ -84,50 +65,14 @@ pub enum DataError {
     /// A source without records.
     #[error("{0} has no records: every line is blank, or its files are empty")]
     EmptyDataset(String),
-    /// Only flagged messages are trained on, and no message has a flag.
-    #[error(
-        "none of the {0} records has a message with a training flag, and train_on = \"flags\" trains only on \
-         messages whose flag is true. Write \"train\": true into these messages (\"training\", \"trained\", and \
-         \"weight\": 1 mean the same), or set train_on = \"assistant\""
-    )]
-    NoFlags(u64),
-    /// More records were dropped, or lost a part, than allowed.
-    #[error(
-        "{bad} of {rows} records ({:.1} %) cannot be trained on, or not without losing a part; the limit is {:.1} % \
-         (max_bad_share).\n{report}", 100.0 * *bad as f64 / *rows as f64, 100.0 * allowed
-    )]
-    TooManyBadRows {
-        /// Records that count as bad.
-        bad: u64,
-        /// Records read.
-        rows: u64,
-        /// The maximum share, 0 to 1.
-        allowed: f64,
-        /// The reasons, with counts, places and advice.
-        report: String,
-    },
-    /// Conversations were kept, but the loss never includes an end-of-turn token.
-    #[error(
-        "none of the {chats} conversations has the token that ends the assistant's turn in its loss, so the model would never \
-         learn to stop: {why}"
-    )]
-    EndNeverTrained {
-        /// Conversations that were kept.
-        chats: u64,
-        /// The likely cause, and the remedy.
-        why: &'static str,
-    },
-    /// Every record was dropped.
-    #[error("{path} has nothing to train on: {report}\n{remedy}")]
-    NothingToTrain {
-        /// The first source as the recipe names it.
-        path: String,
-        /// Counts of what was read, and why it was dropped.
-        report: String,
-        /// The remedy.
-        remedy: String,
-    },
-    /// `max_seq_len` has no room for a token and its target.
-    #[error("max_seq_len = {0} is too short: a sequence needs at least 2 tokens, an input and a target")]
-    SequenceTooShort(usize),
+    /// Records of which too many, or all, cannot be trained on, or options that leave nothing to train on: why, and what to do.
+    #[error("{0}")]
+    Unfit(String),
+}
+
+impl DataError {
+    /// Creates the error for a tokenizer's file that the operating system could not open or read.
+    pub(crate) fn unreadable(path: &Path) -> impl Fn(IoError) -> Self + '_ {
+        |reason| Self::Tokenizer(format!("cannot read {}: {reason}", path.display()))
+    }
 }

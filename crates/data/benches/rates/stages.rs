@@ -20,7 +20,6 @@ pub(crate) const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.ro
 /// Templates of the goldens; generation blocks are removed for the last one.
 const PUBLISHED: [&str; 2] = ["llama3", "qwen3"];
 
-/// Prints a table.
 pub(crate) fn measure(chats: &Chats, workers: NonZeroUsize, turns: usize) {
     let published = PUBLISHED.map(|name| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/templates/{name}.jinja"));

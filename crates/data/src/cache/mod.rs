@@ -60,26 +60,7 @@ pub enum CacheError {
         /// The check that failed, with the expected and the found value.
         what: String,
     },
-    /// A token outside the model's vocabulary.
-    #[error(
-        "token {token} in document {document} (counted from 1, in the order of the data) is outside the vocabulary of \
-         {vocab_size} tokens: the data was tokenized for another model, or the tokenizer has more tokens than the model"
-    )]
-    TokenOutOfRange {
-        /// The token id.
-        token: u32,
-        /// Number of the document, counted from 1.
-        document: usize,
-        /// Size of the vocabulary.
-        vocab_size: usize,
-    },
-    /// More documents than an index can count.
-    #[error("more than {0} documents in one dataset: split it into several runs, or join short documents")]
-    TooManyDocuments(usize),
-    /// A split that would leave one side empty.
-    #[error(
-        "cannot hold out {0}. Use another share, more data, or a separate evaluation file; of a text file each line is a \
-             record with text_unit = \"line\""
-    )]
-    BadSplit(String),
+    /// A token outside the vocabulary, more documents than an index can count, or a split that would leave one side empty.
+    #[error("{0}")]
+    Unfit(String),
 }

@@ -51,7 +51,6 @@ fn take_marks(marked: &str, turns: usize) -> (String, Positions, Vec<bool>) {
 
 pub(super) struct SpanFinder<'a> {
     rendered_chat: &'a RenderedChat<'a>,
-    /// The rendered conversation.
     text: &'a str,
     /// The marked messages, the ranges of their contents, and whether each is written; `None` if marks change the output of the template.
     pub(super) marks: Option<(Vec<Value>, Positions, Vec<bool>)>,

@@ -26,22 +26,9 @@ pub enum SourceError {
     /// A path or Hub id without files to read, or several possible choices among its files.
     #[error("{0}")]
     NotFound(String),
-    /// Keys of a source that contradict each other or have no effect.
-    #[error("{key}: {reason}")]
-    BadSpec {
-        /// The key.
-        key: &'static str,
-        /// The problem, and the remedy.
-        reason: String,
-    },
-    /// A file that is not what it is read as, is damaged, or lacks a column.
-    #[error("{}: {problem}", path.display())]
-    BadFile {
-        /// The file.
-        path: PathBuf,
-        /// The problem, and the remedy.
-        problem: String,
-    },
+    /// The name and the problem of a key that contradicts others or has no effect, or of a file that is not what it is read as.
+    #[error("{0}")]
+    Unfit(String),
     /// A record that cannot be read.
     #[error("{place}:{} {problem}", column.map(|column| format!("{column}:")).unwrap_or_default())]
     BadRecord {
@@ -75,8 +62,13 @@ impl SourceError {
         Self::record(place, Some(column), format!("not valid JSON: {reason}. {hint}"))
     }
 
-    pub(super) fn file(path: &Path, problem: impl Into<String>) -> Self {
-        Self::BadFile { path: path.to_owned(), problem: problem.into() }
+    pub(super) fn file(path: &Path, problem: impl std::fmt::Display) -> Self {
+        Self::Unfit(format!("{}: {problem}", path.display()))
+    }
+
+    /// Creates the error for the value of a key.
+    pub(super) fn key(key: &str, problem: &str) -> Self {
+        Self::Unfit(format!("{key}: {problem}"))
     }
 
     pub(super) fn wrong_format(path: &Path, expected: &str, (found, hint): (&str, &str)) -> Self {

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use firebrick_files::files_below;
 use firebrick_hub::{Hub, HubId, RepoKind};
 use serde_json::Value as Json;
 
@@ -26,7 +27,7 @@ impl SourceSpec {
         let (files, format, unread_splits) = resolve_files(self, hub)?;
         if format != FileFormat::Json && self.field.is_some() {
             let reason = format!("names the list in a JSON document, but the format is {format}; remove it");
-            return Err(SourceError::BadSpec { key: "field", reason });
+            return Err(SourceError::key("field", &reason));
         }
         let (spec, files, unread_splits) = (Arc::new(self.clone()), files.into(), unread_splits.into());
         Ok(Source { spec, files, format, unread_splits, hub: hub.clone() })
@@ -62,7 +63,7 @@ fn refuse_keys(spec: &SourceSpec, is_file: bool) -> SourceResult<()> {
     let bad = |key| {
         let kind = if is_file { "file or a pattern" } else { "folder" };
         let reason = format!("means nothing for {:?}, which is a local {kind}; remove it", spec.path);
-        Err(SourceError::BadSpec { key, reason })
+        Err(SourceError::key(key, &reason))
     };
     match spec {
         SourceSpec { revision: Some(_), .. } => bad("revision"),
@@ -206,8 +207,8 @@ fn files_of_folder(spec: &SourceSpec, folder: &Path) -> SourceResult<(Vec<PathBu
     if let Some(files) = saved_files(folder)? {
         return Ok((files, Vec::new()));
     }
-    let mut found = Vec::new();
-    splits::list_files(folder, "", 0, &mut found)?;
+    let files = files_below(folder).map_err(|(path, reason)| SourceError::Open { path, reason })?;
+    let mut found: Vec<_> = files.into_iter().map(|(name, _)| name).collect();
     found.retain(|path| !splits::describes(path) && !path.to_ascii_uppercase().contains("README"));
     found.sort();
     let formatted = |path: &String| FileFormat::of_name(Path::new(path));

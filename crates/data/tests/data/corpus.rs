@@ -175,13 +175,11 @@ fn keys_of_pairs_and_named_keys_are_read() {
 
 #[test]
 fn data_with_nothing_or_too_little_to_train_on_is_refused_with_the_reasons() {
-    let refused =
-        refuses(format!("{CHAT}\n\n{NO_ASSISTANT}\n"), &["1 of 2 records (50.0 %)", "rows.jsonl:3:", "roles: user"]);
-    assert!(matches!(refused, DataError::TooManyBadRows { .. }));
+    refuses(format!("{CHAT}\n\n{NO_ASSISTANT}\n"), &["1 of 2 records (50.0 %)", "rows.jsonl:3:", "roles: user"]);
     let all = |options: &mut EncodeOptions| options.train_on = TrainOn::All;
     assert!(read_with(NO_ASSISTANT, &tokenizer(), all).is_ok());
     let reasons = ["nothing to train on", "1 records dropped, empty", "No record is longer than max_seq_len"];
-    assert!(matches!(refuses(r#"{"text":" "}"#, &reasons), DataError::NothingToTrain { .. }));
+    refuses(r#"{"text":" "}"#, &reasons);
     let drop = |options: &mut EncodeOptions| (options.max_seq_len, options.overflow) = (3, Some(OverflowPolicy::Drop));
     let too_long = read_with(CHAT, &tokenizer(), drop).unwrap_err().to_string();
     assert!(
@@ -190,7 +188,10 @@ fn data_with_nothing_or_too_little_to_train_on_is_refused_with_the_reasons() {
     );
     let flags = |options: &mut EncodeOptions| options.train_on = TrainOn::Flags;
     let unflagged = read_with(format!("{CHAT}\n").repeat(2000), &tokenizer(), flags).unwrap_err();
-    assert!(matches!(unflagged, DataError::NoFlags(1000)), "{unflagged}");
+    assert!(
+        unflagged.to_string().contains("none of the 1000 records has a message with a training flag"),
+        "{unflagged}"
+    );
 }
 
 #[test]
@@ -206,14 +207,13 @@ fn records_with_a_bad_cell_are_counted_among_the_bad_ones_wherever_they_are() {
             assert!(report.contains(words), "{words:?} is not in {report}");
         }
     }
-    let refused = refuses(format!("{CHAT}\n{null}\n"), &["1 of 2 records (50.0 %)", "found null"]);
-    assert!(matches!(refused, DataError::TooManyBadRows { .. }));
+    refuses(format!("{CHAT}\n{null}\n"), &["1 of 2 records (50.0 %)", "found null"]);
 }
 
 #[test]
 fn a_source_without_records_and_a_length_of_one_token_are_refused() {
     let one = |options: &mut EncodeOptions| options.max_seq_len = 1;
-    assert!(matches!(read_with(CHAT, &tokenizer(), one).unwrap_err(), DataError::SequenceTooShort(1)));
+    assert!(read_with(CHAT, &tokenizer(), one).unwrap_err().to_string().starts_with("max_seq_len = 1 is too short"));
     for content in ["", "\n \r\n"] {
         assert!(matches!(refuses(content, &["rows.jsonl has no records"]), DataError::EmptyDataset(_)));
     }
@@ -230,9 +230,7 @@ fn a_row_that_cannot_be_read_is_counted_and_named() {
         assert_eq!((found.rows, found.rows_kept, found.bad_rows), (21, 20, 1), "{found}");
         assert!(found.to_string().contains("rows.jsonl:11: "), "{found}");
     }
-    let refused =
-        refuses(good.repeat(1100) + &"{\n".repeat(1900), &["max_bad_share", "rows.jsonl:1101: column 1: not"]);
-    assert!(matches!(refused, DataError::TooManyBadRows { .. }));
+    refuses(good.repeat(1100) + &"{\n".repeat(1900), &["max_bad_share", "rows.jsonl:1101: column 1: not"]);
 }
 
 #[test]
