@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_removes_what_killed_writers_of_it_left_and_nothing_else() {
+    fn a_folder_removes_only_what_killed_writers_left() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("out");
         let killed = AtomicFolder::create(&path).unwrap();
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_replaced_as_a_whole_or_stays_and_what_killed_writers_left_goes() {
+    fn a_folder_is_replaced_as_a_whole_or_stays() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("out");
         for (name, is_written) in [("one", true), ("two", true), ("three", false)] {

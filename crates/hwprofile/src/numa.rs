@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_has_the_node_that_sysfs_names_and_none_where_it_names_none() {
+    fn a_device_has_the_node_that_sysfs_names() {
         let devices = tempfile::tempdir().unwrap();
         let add = |bus_id: &str, node: &str, processors: &str| {
             let folder = devices.path().join(bus_id);

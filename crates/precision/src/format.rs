@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_partial_blocks_are_refused_where_blocks_end_with_the_row() {
+    fn partial_blocks_are_refused_where_rows_end_blocks() {
         let refused = |columns: usize| QuantFormat::ALL.map(|format| format.check_columns(columns).is_err());
         assert_eq!(refused(96), [false; 5]);
         assert_eq!(refused(48), [false, false, false, true, false]);

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn double_quantization_changes_values_little_and_the_codes_not_at_all() {
+    fn double_quantization_keeps_the_codes() {
         let values = Draws(21).vector(64 * 1000, 0.02);
         let [plain, nested] = [PLAIN, DOUBLE].map(|format| format.quantize(&values, &[1000, 64]).unwrap());
         assert_eq!(plain.codes, nested.codes);

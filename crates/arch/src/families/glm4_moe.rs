@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_layers_are_dense_and_a_correction_follows_the_router() {
+    fn dense_layers_come_first_and_routers_are_corrected() {
         let config = glm4_moe(&[("first_k_dense_replace", json!(2)), ("n_shared_experts", json!(3))]).unwrap();
         let spec = config.spec;
         assert_eq!([0, 1, 2].map(|layer: usize| spec.layers[layer].mlp.is_mixture()), [false, false, true]);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_read_where_they_decide_something_and_must_fit_the_experts() {
+    fn groups_that_decide_something_must_fit_the_experts() {
         let with = |count: usize, chosen: usize, top_k: usize| {
             glm4_moe(&[
                 ("n_routed_experts", json!(8)),

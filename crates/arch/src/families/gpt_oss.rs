@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_single_experts_with_biases_after_the_router() {
+    fn single_experts_are_named_with_biases_after_routers() {
         let names: Vec<_> = gpt_oss(&[]).unwrap().spec.tensors().into_iter().map(|tensor| tensor.name).collect();
         let of_layer: Vec<_> = names.iter().filter_map(|name| name.strip_prefix("model.layers.1.")).collect();
         let expected = [
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn another_activation_and_another_quantization_are_refused_by_key() {
+    fn another_activation_or_quantization_is_refused() {
         for (key, value) in [
             ("swiglu_limit", json!(0.0)),
             ("swiglu_alpha", json!(1e300)),

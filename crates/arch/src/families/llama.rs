@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_bias_covers_all_four_projections_and_mlp_bias_all_three() {
+    fn biases_cover_all_projections_of_their_half() {
         let with = |key| tiny(&[(key, json!(true))]).unwrap().spec.layers[0].clone();
         let attention = with("attention_bias");
         assert!(

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_have_the_names_of_the_hub_and_the_router_comes_before_its_experts_module_by_module() {
+    fn tensors_have_the_names_and_order_of_the_hub() {
         let tensors = model("mixtral", &[("num_local_experts", json!(2))]).tensors();
         let mlp: Vec<_> = tensors.iter().filter(|tensor| tensor.name.contains("layers.1.block")).collect();
         let names: Vec<_> = mlp.iter().map(|tensor| tensor.name.trim_start_matches("model.layers.1.")).collect();
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn more_experts_per_token_than_experts_and_noise_are_refused_by_their_keys() {
+    fn too_many_experts_per_token_and_noise_are_refused() {
         let too_many = [("num_local_experts", json!(2)), ("num_experts_per_tok", json!(3))];
         assert!(refused("mixtral", &too_many).contains("`num_experts_per_tok`"));
         assert!(refused("mixtral", &[("num_local_experts", json!(0))]).contains("`num_local_experts`"));

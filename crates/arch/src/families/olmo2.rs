@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn the_norms_of_queries_and_keys_have_the_widths_of_their_projections() {
+    fn norms_of_queries_and_keys_are_as_wide_as_they_are() {
         let spec = model("olmo2", &[]);
         let shape = |name: &str| spec.tensors().into_iter().find(|tensor| tensor.name.contains(name)).unwrap().shape;
         assert_eq!((shape("q_norm"), shape("k_norm")), (vec![8], vec![4]));

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fourth_layer_sees_everything_and_alone_has_the_scaled_rope() {
+    fn each_fourth_layer_sees_all_and_has_the_scaled_rope() {
         let changes = [("num_hidden_layers", json!(8)), ("rope_scaling", yarn()), ("rope_theta", Value::Null)];
         let spec = olmo3(&changes).unwrap().spec;
         for (index, layer) in spec.layers.iter().enumerate() {

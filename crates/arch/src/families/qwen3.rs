@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_and_keys_have_one_norm_per_layer_each_of_the_head_width() {
+    fn queries_and_keys_have_norms_of_the_head_width() {
         let spec = model("qwen3", &[("head_dim", json!(6))]);
         let norms: Vec<_> = spec
             .tensors()

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn the_step_and_the_list_of_dense_layers_say_which_layers_are_mixtures() {
+    fn step_and_dense_layers_say_which_are_mixtures() {
         assert_eq!(mixtures(&[]), [true; 4]);
         assert_eq!(mixtures(&[("decoder_sparse_step", json!(2))]), [false, true, false, true]);
         assert_eq!(mixtures(&[("mlp_only_layers", json!([0, 3]))]), [false, true, true, false]);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_have_a_width_of_their_own_and_dense_layers_the_other_one() {
+    fn experts_and_dense_layers_have_their_own_widths() {
         let spec = qwen3_moe(&[("mlp_only_layers", json!([0]))]).unwrap().spec;
         assert_eq!([0, 1].map(|layer: usize| spec.layers[layer].mlp.intermediate_size()), [12, 6]);
         let names: Vec<_> = spec.tensors().into_iter().map(|tensor| tensor.name).collect();

@@ -67,14 +67,14 @@ mod tests {
     }
 
     #[test]
-    fn every_fourth_layer_is_not_rotated_unless_the_config_says_otherwise() {
+    fn by_default_every_fourth_layer_is_not_rotated() {
         assert_eq!(rotated(&[]), [true, true, true, false, true]);
         assert_eq!(rotated(&[("no_rope_layer_interval", json!(2))]), [true, false, true, false, true]);
         assert_eq!(rotated(&[("no_rope_layers", json!([0, 1, 1, 0, 1]))]), [false, true, true, false, true]);
     }
 
     #[test]
-    fn a_window_is_on_the_layers_without_rotation_or_where_layer_types_say() {
+    fn windows_are_on_unrotated_layers_or_as_types_say() {
         let windows = |changes: &[(&str, Value)]| -> Vec<_> {
             let on = [("no_rope_layers", json!([1, 0])), ("sliding_window", json!(7))];
             let spec = model("smollm3", &[&on[..], changes].concat());

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_date_is_written_only_where_the_variable_that_replaces_it_is_absent() {
+    fn a_date_is_written_where_no_variable_replaces_it() {
         let source = "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}\
             {% for m in messages %}{% if m.role == 'system' %}{{ date_string }}{% endif %}{{ m.content }}{% endfor %}";
         let mut template = template(source);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_tells_its_reason_the_roles_and_which_messages_have_no_content() {
+    fn a_failure_tells_reason_roles_and_empty_messages() {
         let mut call = Turn::new("assistant", "");
         call.message.insert("content".to_owned(), Json::Null);
         let raise = "{% if true %}{{ raise_exception('only one system message') }}{% endif %}";
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_far_longer_than_template_and_conversation_is_refused_and_a_long_one_is_not() {
+    fn only_a_far_longer_text_is_refused() {
         let long = "word ".repeat(200_000);
         let chat = Chat::new(&[("user", &long)]);
         let twice = template("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}");
