@@ -1,6 +1,6 @@
 //! Errors of finding, downloading and pushing files, worded so that the user can fix the cause.
 //!
-//! One of them is told apart, because the cache may do instead; of the others only the text differs.
+//! One of them is a kind of its own, because the cache may do instead; of the others only the text differs.
 //! Trade-off: the text of a server's refusal is ours, by its error code; the server's own words are quoted for uploads only.
 
 use std::fmt::Display;

@@ -8,7 +8,7 @@ use thiserror::Error as ThisError;
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// A tensor that cannot be quantized, buffers that do not belong together, or an unknown name: text, because no caller
-/// tells them apart.
+/// distinguishes them.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 #[error("{0}")]
 pub struct Error(pub(crate) String);
