@@ -29,10 +29,10 @@ pub struct BlockwiseQuantized {
 /// Quantizes `values` in blocks of [`BLOCK_SIZE`].
 ///
 /// # Errors
-/// A NaN or an infinity.
+/// [`Error::NonFinite`] for a NaN or an infinity.
 pub fn quantize(values: &[f32], map: &DynamicMap) -> Result<BlockwiseQuantized> {
     if let Some(index) = values.iter().position(|value| !value.is_finite()) {
-        return Err(Error::non_finite(index, values[index]));
+        return Err(Error::NonFinite { index, value: values[index] });
     }
     let mut codes = vec![0; values.len()];
     let mut absmax = vec![0.0; values.len().div_ceil(BLOCK_SIZE)];
@@ -121,6 +121,6 @@ mod tests {
     fn the_error_names_the_value_that_is_not_finite() {
         let map = DynamicMap::signed();
         let error = quantize(&[1.0, 2.0, f32::NEG_INFINITY], map).unwrap_err();
-        assert_eq!(error, Error::non_finite(2, f32::NEG_INFINITY));
+        assert_eq!(error, Error::NonFinite { index: 2, value: f32::NEG_INFINITY });
     }
 }

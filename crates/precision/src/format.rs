@@ -99,18 +99,14 @@ impl QuantFormat {
     /// Rejects a matrix whose rows are not whole blocks, unless blocks run across rows.
     ///
     /// # Errors
-    /// Such rows.
+    /// [`Error::PartialBlocks`].
     pub fn check_columns(self, columns: usize) -> Result<()> {
         let block_size = self.block_size(usize::MAX);
         let takes_any = self.scaling().is_none() || block_size == usize::MAX;
         if takes_any || columns.is_multiple_of(block_size) {
             return Ok(());
         }
-        let format = self.name();
-        Err(Error(format!(
-            "rows of {columns} values are not whole blocks of {block_size}, which {format} needs: store this weight in nf4 or \
-             fp8, which take rows of any length"
-        )))
+        Err(Error::PartialBlocks { format: self.name(), columns, block_size })
     }
 
     /// Returns whether the block scales are also quantized, to 8 bits around their mean.
@@ -152,7 +148,7 @@ impl QuantFormat {
             let mut values = values.iter().map(|&value| widen(value)).enumerate();
             let (index, value) =
                 values.find(|(_, value)| !value.is_finite()).expect("a scale that is not finite has a cause");
-            return Err(Error::non_finite(index, value));
+            return Err(Error::NonFinite { index, value });
         }
         Ok((codes, scales))
     }

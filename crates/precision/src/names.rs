@@ -38,8 +38,7 @@ macro_rules! implement_names {
 
             fn from_str(text: &str) -> Result<Self, Error> {
                 let matches = |format: &$format| format.name() == text || format.aliases().contains(&text);
-                let known = || Self::NAMES.join(", ");
-                let unknown = || Error(format!("unknown format `{text}`, expected one of: {}", known()));
+                let unknown = || Error::UnknownFormat { got: text.to_owned(), expected: Self::NAMES };
                 Self::ALL.into_iter().find(matches).ok_or_else(unknown)
             }
         }
@@ -113,6 +112,7 @@ mod tests {
     fn an_unknown_name_lists_the_known_ones() {
         let error = "nf5".parse::<QuantFormat>().unwrap_err();
         let names = QuantFormat::ALL.map(QuantFormat::name);
+        assert!(matches!(&error, Error::UnknownFormat { got, expected } if got == "nf5" && *expected == names));
         assert_eq!(error.to_string(), format!("unknown format `nf5`, expected one of: {}", names.join(", ")));
         let error = serde_json::from_str::<Format>(r#""nf5""#).unwrap_err().to_string();
         assert!(error.starts_with("expected the name of "), "{error}");

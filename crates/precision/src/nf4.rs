@@ -89,7 +89,7 @@ const SMALLEST_DIVISOR: f32 = 1e-38;
 /// Encodes values to packed codes and the scale of each block (its largest magnitude).
 ///
 /// # Errors
-/// A value that is not finite.
+/// [`Error::NonFinite`].
 pub(crate) fn encode<T: Copy + Sync>(
     values: &[T],
     widen: impl Fn(T) -> f32 + Copy + Send,
@@ -100,7 +100,7 @@ pub(crate) fn encode<T: Copy + Sync>(
 /// Encodes to any format of sixteen levels in the same way; `code` takes a value in [-1, 1].
 ///
 /// # Errors
-/// A value that is not finite.
+/// [`Error::NonFinite`].
 pub(crate) fn encode_with<T: Copy + Sync>(
     values: &[T],
     widen: impl Fn(T) -> f32 + Copy + Send,
@@ -114,7 +114,7 @@ pub(crate) fn encode_with<T: Copy + Sync>(
     let outcomes =
         workers::run(spans.map(|((values, codes), scales)| move || encode_span(values, widen, code, codes, scales)));
     for (worker, outcome) in outcomes.into_iter().enumerate() {
-        outcome.map_err(|(index, value)| Error::non_finite(worker * span * BLOCK_SIZE + index, value))?;
+        outcome.map_err(|(index, value)| Error::NonFinite { index: worker * span * BLOCK_SIZE + index, value })?;
     }
     Ok((codes, scales))
 }

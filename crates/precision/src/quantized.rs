@@ -26,8 +26,8 @@ impl QuantFormat {
     /// Quantizes the f32 values of a row-major tensor of `shape`.
     ///
     /// # Errors
-    /// A value that is not finite, a shape of no or of other values, rows that are not whole blocks where those end with the
-    /// row, and with double quantization scales whose mean is not finite.
+    /// [`Error::NonFinite`], [`Error::ShapeMismatch`], [`Error::Empty`], [`Error::PartialBlocks`] where blocks end with the
+    /// row, and [`Error::OffsetOverflow`] with double quantization.
     pub fn quantize(self, values: &[f32], shape: &[usize]) -> Result<QuantizedTensor> {
         self.quantize_with(values, |value| value, shape)
     }
@@ -57,12 +57,10 @@ impl QuantFormat {
     ) -> Result<QuantizedTensor> {
         let expected = count(shape);
         if values.len() != expected {
-            return Err(Error::mismatch(shape, expected, "values", values.len()));
+            return Err(Error::ShapeMismatch { shape: shape.to_vec(), expected, got: values.len(), unit: "values" });
         }
         if expected == 0 {
-            return Err(Error(format!(
-                "the tensor of shape {shape:?} has no values, so there is nothing to quantize: leave it out, or correct its shape"
-            )));
+            return Err(Error::Empty { shape: shape.to_vec() });
         }
         self.check_columns(columns(shape))?;
         let (codes, block) = self.encode(values, widen, columns(shape))?;
@@ -95,7 +93,7 @@ fn in_groups<'a, const WIDTH: usize>(bytes: &'a [u8], shape: &[usize]) -> Result
     let (groups, rest) = bytes.as_chunks();
     let expected = count(shape).saturating_mul(WIDTH);
     if !rest.is_empty() || bytes.len() != expected {
-        return Err(Error::mismatch(shape, expected, "bytes", bytes.len()));
+        return Err(Error::ShapeMismatch { shape: shape.to_vec(), expected, got: bytes.len(), unit: "bytes" });
     }
     Ok(groups)
 }
@@ -187,7 +185,7 @@ mod tests {
                     let mut values = vec![0.5; count];
                     places.iter().for_each(|&place| values[place] = bad);
                     let error = format.quantize(&values, &[count / 64, 64]).unwrap_err();
-                    assert_eq!(error, Error::non_finite(expected, bad), "{format}");
+                    assert!(matches!(error, Error::NonFinite { index, .. } if index == expected), "{format}: {error}");
                 }
             }
         }
@@ -211,17 +209,12 @@ mod tests {
 
     #[test]
     fn shapes_that_do_not_fit_are_refused() {
-        for (outcome, words) in [
-            (
-                QuantFormat::Mxfp4.quantize(&[1.0; 96], &[2, 48]),
-                "rows of 48 values are not whole blocks of 32, which mxfp4",
-            ),
-            (PLAIN.quantize(&[1.0; 5], &[2, 3]), "shape [2, 3] needs 6 values, got 5"),
-            (DOUBLE.quantize(&[], &[0, 4]), "the tensor of shape [0, 4] has no values"),
-            (PLAIN.quantize_bytes(&[0; 7], FloatType::Bf16, &[4]), "shape [4] needs 8 bytes, got 7"),
-        ] {
-            let error = outcome.unwrap_err().to_string();
-            assert!(error.starts_with(words), "{error}");
-        }
+        let error = QuantFormat::Mxfp4.quantize(&[1.0; 96], &[2, 48]).unwrap_err();
+        assert_eq!(error, Error::PartialBlocks { format: "mxfp4", columns: 48, block_size: 32 });
+        let error = PLAIN.quantize(&[1.0; 5], &[2, 3]).unwrap_err();
+        assert_eq!(error, Error::ShapeMismatch { shape: vec![2, 3], expected: 6, got: 5, unit: "values" });
+        assert_eq!(DOUBLE.quantize(&[], &[0, 4]).unwrap_err(), Error::Empty { shape: vec![0, 4] });
+        let error = PLAIN.quantize_bytes(&[0; 7], FloatType::Bf16, &[4]).unwrap_err();
+        assert_eq!(error, Error::ShapeMismatch { shape: vec![4], expected: 8, got: 7, unit: "bytes" });
     }
 }
