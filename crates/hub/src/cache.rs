@@ -106,16 +106,15 @@ impl RepoCache {
     /// Links a blob as a file of a commit.
     pub(crate) fn link(&self, etag: &str, commit: &str, path: &str) -> Result<PathBuf, HubError> {
         let (place, blob) = (self.file(commit, path), self.blob(etag));
-        let failed = HubError::cache(&place);
+        let failed = |reason| HubError::Cache { path: place.clone(), reason };
         let folder = place.parent().expect("inside the snapshot");
-        fs::create_dir_all(folder).map_err(&failed)?;
+        fs::create_dir_all(folder).map_err(failed)?;
         // A relative link stays valid when the cache is moved: it goes up to the repository's folder.
         let up = "../".repeat(path.split('/').count() + 1);
         let target = format!("{up}blobs/{etag}");
         let link = Builder::new()
             .make_in(folder, |link| symlink(Path::new(&target), link).or_else(|_| fs::copy(&blob, link).map(drop)));
-        link.and_then(|link| link.persist(&place).map_err(|error| error.error)).map_err(&failed)?;
-        drop(failed);
+        link.and_then(|link| link.persist(&place).map_err(|error| error.error)).map_err(failed)?;
         Ok(place)
     }
 }
@@ -131,13 +130,7 @@ pub fn snapshot_of(folder: &Path) -> Result<PathBuf, HubError> {
     if folder.join(firebrick_arch::CONFIG_FILE).exists() || !snapshots.is_dir() || !is_repository {
         return Ok(folder.to_owned());
     }
-    let missing = |missing: String| {
-        let advice = "Download the model again, or give one of its snapshots";
-        HubError::Other(format!(
-            "{}: this is a repository of a Hub cache without {missing}. {advice}",
-            folder.display()
-        ))
-    };
+    let missing = |missing: String| HubError::NoSnapshot { folder: folder.to_owned(), missing };
     if let Ok(commit) = fs::read_to_string(folder.join("refs/main")) {
         let snapshot = snapshots.join(commit.trim());
         let is_there = is_commit(commit.trim()) && snapshot.is_dir();

@@ -46,7 +46,7 @@ impl Upload {
     }
 
     pub(crate) fn of_file(path: &str, file: &Path) -> Result<Self, HubError> {
-        let size = fs::metadata(file).map_err(HubError::unreadable(file))?.len();
+        let size = fs::metadata(file).map_err(|reason| HubError::Read { path: file.to_owned(), reason })?.len();
         Ok(Self { path: path.to_owned(), content: Content::File(file.to_owned()), size, sha256: None })
     }
 
@@ -60,10 +60,10 @@ impl Upload {
 
     pub(crate) fn unreadable(&self, reason: IoError) -> HubError {
         let path = match &self.content {
-            Content::File(path) => path,
-            Content::Text(_) => Path::new(&self.path),
+            Content::File(path) => path.clone(),
+            Content::Text(_) => PathBuf::from(&self.path),
         };
-        HubError::unreadable(path)(reason)
+        HubError::Read { path, reason }
     }
 
     fn bytes(&self, most: u64) -> Result<Vec<u8>, HubError> {

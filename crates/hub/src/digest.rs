@@ -56,10 +56,7 @@ pub(crate) fn check(path: &Path, etag: &str, what: &str) -> Result<(), HubError>
     if got.eq_ignore_ascii_case(etag) {
         return Ok(());
     }
-    Err(HubError::Other(format!(
-        "{what}: the downloaded file has the {algorithm} {got} instead of {etag}. It was removed; try again. If it happens again, \
-         something between you and the Hub changes files"
-    )))
+    Err(HubError::WrongContent { what: what.to_owned(), algorithm, expected: etag.to_owned(), got })
 }
 
 #[cfg(test)]

@@ -220,8 +220,7 @@ pub(crate) fn refused(
             return HubError::request(url, answer.trim_end());
         }
     };
-    let endpoint = settings.shown_endpoint();
-    HubError::Other(format!("{endpoint} has no {} {what:?} that you can access: {hint}", kind.noun()))
+    HubError::Refused { endpoint: settings.shown_endpoint(), what: format!("{} {what:?}", kind.noun()), hint }
 }
 
 /// Returns whether an ETag can be a file name.

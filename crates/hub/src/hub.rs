@@ -185,7 +185,7 @@ impl Hub {
     }
 
     pub(crate) fn not_cached(&self, what: String) -> HubError {
-        HubError::not_cached(&self.settings.cache, &what)
+        HubError::NotCached { what, cache: self.settings.cache.clone() }
     }
 
     /// Returns the place of a file in the cache, and whether it is there.

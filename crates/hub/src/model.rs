@@ -115,7 +115,7 @@ impl Hub {
                  another revision (often refs/pr/1 holds a conversion)"
             )
         };
-        Err(HubError::not_a_model(id, "weights in safetensors", hint))
+        Err(HubError::NotAModel { id: id.to_string(), missing: "weights in safetensors", hint })
     }
 
     /// Reads the names of the shards from the index.
@@ -127,7 +127,7 @@ impl Hub {
         let json: Json = serde_json::from_slice(&text).unwrap_or_default();
         let shards = json["weight_map"].as_object().into_iter().flat_map(|map| map.values()).filter_map(Json::as_str);
         let shards: BTreeSet<String> = shards.filter(|path| is_safe(path)).map(str::to_owned).collect();
-        let not_a_model = |hint| Err(HubError::not_a_model(id, "complete weights", hint));
+        let not_a_model = |hint| Err(HubError::NotAModel { id: id.to_string(), missing: "complete weights", hint });
         if shards.is_empty() {
             return not_a_model(format!("{INDEX_FILE} names no file"));
         }

@@ -68,7 +68,7 @@ impl Hub {
             let reason = "no token: put one that may write there into HF_TOKEN, or log in with `hf auth login`";
             return Err(HubError::push(repository, reason));
         }
-        let files = files_below(&push.folder).map_err(|(folder, reason)| HubError::unreadable(&folder)(reason))?;
+        let files = files_below(&push.folder).map_err(|(path, reason)| HubError::Read { path, reason })?;
         let uploads = files.iter().map(|(name, path)| Upload::of_file(name, path));
         let mut uploads = uploads.collect::<Result<Vec<_>, _>>()?;
         uploads.retain(|upload| push.texts.iter().all(|(path, _)| *path != upload.path));

@@ -35,7 +35,7 @@ pub(crate) fn post(settings: &HubSettings, url: &str, kind: &str, body: &[u8]) -
 /// Sends a POST only once: for requests that must not happen twice.
 pub(crate) fn post_once(settings: &HubSettings, url: &str, kind: &str, body: &[u8]) -> Result<(u16, Json), HubError> {
     allowed(settings, url)?;
-    send(settings, url, kind, body).map(answer).map_err(|reason| HubError::not_sent(url, &reason))
+    send(settings, url, kind, body).map(answer).map_err(|reason| HubError::not_sent(url, reason))
 }
 
 /// Sends a PUT of `bytes` bytes to a signed URL and returns status and ETag; `open` opens the content again for each attempt.
@@ -75,7 +75,7 @@ fn repeated(url: &str, request: impl Fn() -> Result<Response<Body>, String>) -> 
         let result = request();
         let is_busy = |response: &Response<Body>| matches!(response.status().as_u16(), 429 | 500..=599);
         if attempt == ATTEMPTS || result.as_ref().is_ok_and(|response| !is_busy(response)) {
-            return result.map_err(|reason| HubError::not_sent(url, &reason));
+            return result.map_err(|reason| HubError::not_sent(url, reason));
         }
         wait_after(attempt);
         attempt += 1;
