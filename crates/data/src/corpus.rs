@@ -139,8 +139,7 @@ impl<'a> Corpus<'a> {
                 0 => "No record is longer than max_seq_len: correct what dropped them".to_owned(),
                 _ => format!("Raise max_seq_len: {too_long} records are longer"),
             };
-            let report = reports.join("\n");
-            return Err(DataError::Unfit(format!("{path} has nothing to train on: {report}\n{remedy}")));
+            return Err(DataError::NothingToTrain { path, report: reports.join("\n"), remedy });
         }
         Ok((found, dropped))
     }

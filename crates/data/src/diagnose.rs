@@ -152,10 +152,10 @@ impl Diagnosis {
 
     /// Checks a whole source. Refuses it if only flagged messages are trained on and no record has a flag; if more than `max_bad_share` (0 to 1) of
     /// its records are bad; or if conversations are kept but the loss never includes an end-of-turn token. `train_end_of_turn` is the encoder's
-    /// option. Error: [`DataError::Unfit`].
+    /// option. Errors: [`DataError::NoFlags`], [`DataError::TooManyBadRows`], [`DataError::EndNeverTrained`].
     pub fn check(&self, max_bad_share: f64, train_end_of_turn: bool) -> Result<(), DataError> {
         if self.has_no_flags() {
-            return Err(self.no_flags());
+            return Err(DataError::NoFlags(self.rows));
         }
         self.check_share(max_bad_share)?;
         if train_end_of_turn && self.chats > 0 && self.chats_ended == 0 {
@@ -166,11 +166,7 @@ impl Diagnosis {
                  {% generation %} blocks and not directly after them. Change the template, or set \
                  train_end_of_turn = false if that is intended"
             };
-            return Err(DataError::Unfit(format!(
-                "none of the {} conversations has the token that ends the assistant's turn in its loss, so the model would never \
-                 learn to stop: {why}",
-                self.chats
-            )));
+            return Err(DataError::EndNeverTrained { chats: self.chats, why });
         }
         Ok(())
     }
@@ -191,26 +187,12 @@ impl Diagnosis {
     fn check_share(&self, max_bad_share: f64) -> Result<(), DataError> {
         if self.bad_rows as f64 > max_bad_share * self.rows as f64 {
             if self.has_no_flags() {
-                return Err(self.no_flags());
+                return Err(DataError::NoFlags(self.rows));
             }
-            let (bad, rows) = (self.bad_rows, self.rows);
-            return Err(DataError::Unfit(format!(
-                "{bad} of {rows} records ({:.1} %) cannot be trained on, or not without losing a part; the limit is {:.1} % \
-                 (max_bad_share).\n{self}",
-                100.0 * bad as f64 / rows as f64,
-                100.0 * max_bad_share
-            )));
+            let (bad, rows, report) = (self.bad_rows, self.rows, self.to_string());
+            return Err(DataError::TooManyBadRows { bad, rows, allowed: max_bad_share, report });
         }
         Ok(())
-    }
-
-    fn no_flags(&self) -> DataError {
-        DataError::Unfit(format!(
-            "none of the {} records has a message with a training flag, and train_on = \"flags\" trains only on \
-             messages whose flag is true. Write \"train\": true into these messages (\"training\", \"trained\", and \
-             \"weight\": 1 mean the same), or set train_on = \"assistant\"",
-            self.rows
-        ))
     }
 }
 

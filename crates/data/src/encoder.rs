@@ -135,8 +135,7 @@ impl<'a> Encoder<'a> {
     /// recognized, or `max_seq_len` is less than 2.
     pub fn new(tokenizer: &'a Tokenizer, mut options: EncodeOptions, first: &Record) -> Result<Self, DataError> {
         if options.max_seq_len < 2 {
-            let why = "is too short: a sequence needs at least 2 tokens, an input and a target";
-            return Err(DataError::Unfit(format!("max_seq_len = {} {why}", options.max_seq_len)));
+            return Err(DataError::SequenceTooShort(options.max_seq_len));
         }
         options.record_format = options.record_format.resolve(&first.fields, &mut options.fields, &first.place)?;
         Ok(Self { tokenizer, options: Arc::new(options) })
@@ -366,11 +365,9 @@ impl<'a> Encoder<'a> {
         if tokens.is_empty() {
             return Err(empty("there are no tokens"));
         }
-        if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
-            return Err(Failure::Error(DataError::Unfit(format!(
-                "the record has the token {token}, but the vocabulary has only {vocabulary}: it comes from another tokenizer. \
-                 Tokenize it again, or use that tokenizer"
-            ))));
+        if let Some(foreign) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
+            let (token, vocab_size) = (*foreign, vocabulary);
+            return Err(Failure::Error(DataError::ForeignToken { token, vocab_size }));
         }
         self.tokenizer.refuse_doubled_bos(&tokens)?;
         if self.options.train_on == TrainOn::All {

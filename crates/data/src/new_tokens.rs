@@ -74,7 +74,7 @@ impl Tokenizer {
             return Ok(files);
         }
         let path = self.folder.join(TOKENIZER_FILE);
-        let text = read_to_string(&path).map_err(DataError::unreadable(&path))?;
+        let text = read_to_string(&path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
         let mut json: Map<String, Value> = serde_json::from_str(&text).map_err(|reason| bad_file(&path, reason))?;
         let added = json.entry("added_tokens").or_insert_with(|| json!([]));
         let added = added.as_array_mut().ok_or_else(|| bad_file(&path, "added_tokens is no list"))?;

@@ -43,10 +43,9 @@ impl DocumentSet {
             .numbers()
             .partition::<Vec<u32>, _>(|&document| hashes.last().is_some_and(|&limit| hash(document) <= limit));
         if train.is_empty() || held_out.is_empty() {
-            return Err(CacheError::Unfit(format!(
-                "cannot hold out a share of {share} for evaluation: of {records} distinct records {count} were chosen, which leaves {} \
-                 documents to train on and {} to evaluate on, and both need at least one. Use another share, more data, or \
-                 a separate evaluation file; of a text file each line is a record with text_unit = \"line\"",
+            return Err(CacheError::BadSplit(format!(
+                "a share of {share} for evaluation: of {records} distinct records {count} were chosen, which leaves {} \
+                 documents to train on and {} to evaluate on, and both need at least one",
                 train.len(),
                 held_out.len()
             )));
@@ -149,7 +148,7 @@ mod tests {
     #[test]
     fn split_that_empties_a_side_is_refused() {
         for share in [0.0, 1.0, 0.99, f64::NAN] {
-            assert!(matches!(documents(0..9).split(share, &[]), Err(CacheError::Unfit(_))), "{share}");
+            assert!(matches!(documents(0..9).split(share, &[]), Err(CacheError::BadSplit(_))), "{share}");
         }
         assert!(documents([1, 1, 1]).split(0.5, &[]).is_err());
     }

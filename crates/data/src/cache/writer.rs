@@ -63,16 +63,11 @@ impl StoreWriter {
         let header = &mut self.header;
         let number = header.documents as usize + 1;
         if number > MAX_DOCUMENTS {
-            return Err(CacheError::Unfit(format!(
-                "more than {MAX_DOCUMENTS} documents in one dataset: split it into several runs, or join short documents"
-            )));
+            return Err(CacheError::TooManyDocuments(MAX_DOCUMENTS));
         }
         if let Some(&token) = tokens.iter().find(|&&token| token as usize >= self.vocab_size) {
-            return Err(CacheError::Unfit(format!(
-                "token {token} in document {number} (counted from 1, in the order of the data) is outside the vocabulary of \
-                 {} tokens: the data was tokenized for another model, or the tokenizer has more tokens than the model",
-                self.vocab_size
-            )));
+            let vocab_size = self.vocab_size;
+            return Err(CacheError::TokenOutOfRange { token, document: number, vocab_size });
         }
         let entry = DocumentEntry {
             offset: header.data_words,

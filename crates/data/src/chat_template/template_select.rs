@@ -83,7 +83,7 @@ impl TemplateSet {
                 ChatTemplate::new(source, Path::new("the recipe"), self.special_tokens.clone())?
             }
             TemplateChoice::File(path) => {
-                let source = read_text(path).map_err(DataError::unreadable(path))?;
+                let source = read_text(path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
                 ChatTemplate::new(&source, path, self.special_tokens.clone())?
             }
         };
@@ -149,7 +149,7 @@ fn files(dir: &Path) -> Result<BTreeMap<String, (String, PathBuf)>, DataError> {
             sources.insert(DEFAULT.to_owned(), (source, path));
         }
         Err(reason) if reason.kind() == ErrorKind::NotFound => {}
-        Err(reason) => return Err(DataError::unreadable(&path)(reason)),
+        Err(reason) => return Err(DataError::Io { path, reason }),
     }
     let folder = dir.join(ADDITIONAL_TEMPLATES);
     let entries = match read_dir(&folder) {
@@ -157,12 +157,12 @@ fn files(dir: &Path) -> Result<BTreeMap<String, (String, PathBuf)>, DataError> {
         Err(_) => return Ok(sources),
     };
     for entry in entries {
-        let path = entry.map_err(DataError::unreadable(&folder))?.path();
+        let path = entry.map_err(|reason| DataError::Io { path: folder.clone(), reason })?.path();
         if path.extension().is_none_or(|extension| extension != "jinja") {
             continue;
         }
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let source = read_text(&path).map_err(DataError::unreadable(&path))?;
+        let source = read_text(&path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
         sources.insert(name, (source, path));
     }
     Ok(sources)

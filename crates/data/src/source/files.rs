@@ -27,7 +27,7 @@ impl SourceSpec {
         let (files, format, unread_splits) = resolve_files(self, hub)?;
         if format != FileFormat::Json && self.field.is_some() {
             let reason = format!("names the list in a JSON document, but the format is {format}; remove it");
-            return Err(SourceError::key("field", &reason));
+            return Err(SourceError::BadSpec { key: "field", reason });
         }
         let (spec, files, unread_splits) = (Arc::new(self.clone()), files.into(), unread_splits.into());
         Ok(Source { spec, files, format, unread_splits, hub: hub.clone() })
@@ -63,7 +63,7 @@ fn refuse_keys(spec: &SourceSpec, is_file: bool) -> SourceResult<()> {
     let bad = |key| {
         let kind = if is_file { "file or a pattern" } else { "folder" };
         let reason = format!("means nothing for {:?}, which is a local {kind}; remove it", spec.path);
-        Err(SourceError::key(key, &reason))
+        Err(SourceError::BadSpec { key, reason })
     };
     match spec {
         SourceSpec { revision: Some(_), .. } => bad("revision"),

@@ -55,7 +55,7 @@ impl Mixture {
     /// Mixes sources. `until` and `seed` matter for `weight` only. Errors: no source; weights with another order, which
     /// would have no effect.
     pub fn new(sources: Vec<Source>, order: Mix, until: MixUntil, seed: u64) -> Result<Self, SourceError> {
-        let bad = |key, problem| Err(SourceError::key(key, problem));
+        let bad = |key, reason: &str| Err(SourceError::BadSpec { key, reason: reason.to_owned() });
         if sources.is_empty() {
             return bad("sources", "give at least one");
         }

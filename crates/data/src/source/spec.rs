@@ -42,7 +42,7 @@ impl SourceSpec {
 
     /// Checks everything that needs no file. Error: a value that is invalid or has no effect.
     pub(super) fn check(&self) -> SourceResult<()> {
-        let bad = |key, problem: String| Err(SourceError::key(key, &problem));
+        let bad = |key, reason: String| Err(SourceError::BadSpec { key, reason });
         if self.path.trim().is_empty() {
             return bad("path", "give a file, a pattern, a folder or a Hub dataset".to_owned());
         }

@@ -300,7 +300,7 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Json>>, DataEr
             object.map(Some).map_err(|reason| bad_file(path, reason))
         }
         Err(reason) if reason.kind() == ErrorKind::NotFound => Ok(None),
-        Err(reason) => Err(DataError::unreadable(path)(reason)),
+        Err(reason) => Err(DataError::Io { path: path.to_owned(), reason }),
     }
 }
 

@@ -349,7 +349,7 @@ fn read_tokenizer_json(dir: &Path) -> Result<(Inner, Outline, u128), DataError> 
             };
             return Err(DataError::Tokenizer(format!("no tokenizer.json in {}: {hint}", dir.display())));
         }
-        Err(reason) => return Err(DataError::unreadable(&path)(reason)),
+        Err(reason) => return Err(DataError::Io { path, reason }),
     };
     let content_key = xxh3_128(&bytes);
     let outline = Outline::parse(&bytes).map_err(|reason| bad_file(&path, reason))?;
