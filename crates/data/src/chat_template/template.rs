@@ -18,7 +18,6 @@ use super::python_compat::{strftime, to_str};
 use super::{dict, lexer};
 use crate::error::DataError;
 use crate::record_format::fields_weight;
-use crate::skeleton::Skeletons;
 use crate::text_marks::{BLOCK_END, BLOCK_START, find_mark};
 
 const NAME: &str = "chat_template";
@@ -43,7 +42,6 @@ pub struct ChatTemplate {
     marks_generation: bool,
     uses_date: bool,
     defaults: TemplateDefaults,
-    skeletons: Skeletons,
     /// The limit that a render exceeded. Then no thread renders this template again: each such render costs its limit.
     ran_out: Arc<OnceLock<String>>,
 }
@@ -60,8 +58,8 @@ impl ChatTemplate {
             engine::compile(engine::environment(), NAME, rewritten).map_err(|failure| bad(failure.reason()))?;
         let uses_date = source.contains("strftime_now");
         let (environment, source) = (Arc::new(environment), source.to_owned());
-        let (defaults, skeletons, ran_out) = Default::default();
-        Ok(Self { environment, source, special_tokens, marks_generation, uses_date, defaults, skeletons, ran_out })
+        let (defaults, ran_out) = Default::default();
+        Ok(Self { environment, source, special_tokens, marks_generation, uses_date, defaults, ran_out })
     }
 
     /// Fixes the date that `strftime_now` returns, in seconds since 1970 UTC. By default it is the time of loading. A run that is resumed on another
@@ -69,19 +67,16 @@ impl ChatTemplate {
     pub fn set_date(&mut self, unix_seconds: i64) {
         let environment = Arc::make_mut(&mut self.environment);
         environment.add_function("strftime_now", move |format: &str| strftime(format, unix_seconds));
-        self.skeletons.clear();
     }
 
     /// Sets the defaults of conversations.
     pub(crate) fn set_defaults(&mut self, defaults: &TemplateDefaults) {
         self.defaults = defaults.clone();
-        self.skeletons.clear();
     }
 
     /// Replaces the special tokens, which are variables of the template.
     pub(super) fn set_special_tokens(&mut self, special_tokens: &BTreeMap<String, String>) {
         self.special_tokens.clone_from(special_tokens);
-        self.skeletons.clear();
     }
 
     pub(super) fn system_prompt(&self) -> Option<&str> {
@@ -96,10 +91,6 @@ impl ChatTemplate {
     /// Returns the source of the template.
     pub fn source(&self) -> &str {
         &self.source
-    }
-
-    pub(crate) fn skeletons(&self) -> &Skeletons {
-        &self.skeletons
     }
 
     /// Returns whether the template marks the assistant's text with `{% generation %}` blocks.
