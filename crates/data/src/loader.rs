@@ -295,10 +295,10 @@ mod tests {
     }
 
     #[test]
-    fn the_computed_number_of_micro_batches_is_the_delivered_one() {
+    fn epochs_follow_each_other_without_a_partial_batch() {
         for rows in [1, 9, 10] {
-            let count = all(rows, config(), Cursor::default()).len() as u64;
-            assert_eq!(config().micro_batches(u64::from(rows), 2), count);
+            let count = all(rows, config(), Cursor::default()).len();
+            assert_eq!(count, (2 * rows as usize).div_ceil(config().rows_per_batch));
         }
     }
 

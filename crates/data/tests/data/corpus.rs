@@ -277,7 +277,7 @@ fn every_option_and_the_content_of_a_file_change_the_key() {
     let (one, other) =
         (tokenizer(), tokenizer_with(Some(&TEMPLATE.replace('\n', "")), &json!({ "eos_token": "</s>" })));
     let key = |tokenizer: &Tokenizer, options: &EncodeOptions| {
-        let keys = firebrick_data::ContentKeys::uncached();
+        let keys = firebrick_data::ContentKeys::default();
         corpus(tokenizer, &[&path], options).unwrap().key(&keys).unwrap()
     };
     let options = EncodeOptions::new(64);

@@ -167,7 +167,7 @@ fn a_named_format_takes_precedence_over_the_file_name() {
 #[test]
 fn the_content_key_ignores_the_path() {
     let folder = Folder::new();
-    let keys = super::super::ContentKeys::uncached();
+    let keys = super::super::ContentKeys::default();
     let key = |spec: &SourceSpec| spec.resolve(&no_hub()).unwrap().content_key(&keys).unwrap();
     folder.write("a.jsonl", text_rows("a", 2));
     folder.write("elsewhere/b.jsonl", text_rows("a", 2));

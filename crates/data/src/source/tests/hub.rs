@@ -201,7 +201,7 @@ fn the_content_key_of_a_dataset_needs_no_download() {
             Answer::new(200, json!({ "sha": commit, "siblings": siblings }).to_string())
         });
         let client = Client::new(&server);
-        let key = spec().resolve(&client.hub()).unwrap().content_key(&ContentKeys::uncached()).unwrap();
+        let key = spec().resolve(&client.hub()).unwrap().content_key(&ContentKeys::default()).unwrap();
         assert_eq!(server.requests().len(), 1);
         key
     };
