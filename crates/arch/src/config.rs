@@ -334,27 +334,6 @@ pub(crate) mod tests {
         parse(&tiny_json(changes))
     }
 
-    /// Returns the same model in the layout of transformers 5: `rope_parameters` and `dtype`.
-    pub(crate) fn layout_5_of(
-        architecture: &str,
-        model_type: &str,
-        changes: &[(&str, Value)],
-    ) -> Result<ModelConfig, ArchError> {
-        let new = [
-            ("rope_theta", Value::Null),
-            ("rope_parameters", json!({"rope_type": "default", "rope_theta": 10000.0})),
-            ("torch_dtype", Value::Null),
-            ("dtype", json!("float32")),
-        ];
-        let config = parse(&family_json(architecture, model_type, &[&new[..], changes].concat()))?;
-        assert_eq!(config.dtype.as_deref(), Some("float32"));
-        Ok(config)
-    }
-
-    pub(crate) fn layout_5(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
-        layout_5_of("LlamaForCausalLM", "llama", changes)
-    }
-
     /// Returns the rotary embedding of a tiny Llama with heads of 32 columns and these `rope_parameters`.
     pub(crate) fn rope(parameters: Value) -> Result<Rope, ArchError> {
         let config = tiny(&[

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_marks_answers_and_with_prompt_loss_trains_the_chosen_prompt_too() {
+    fn a_pair_trains_answers_and_on_demand_its_prompt() {
         // A token of the template follows the answers, and one of another turn is inside the chosen answer.
         let chosen =
             Example { tokens: vec![1, 2, 3, 6, 7, 8], loss_mask: vec![false, false, true, false, true, false] };

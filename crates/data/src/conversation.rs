@@ -186,7 +186,7 @@ mod tests {
         {% endfor %}";
 
     #[test]
-    fn only_the_assistants_text_and_its_end_token_count_in_the_loss_with_marks_and_with_blocks() {
+    fn only_the_assistants_text_and_its_end_count() {
         let open = BLOCKS.replace("{{ eos_token }}{% endgeneration %}", "{% endgeneration %}{{ eos_token }}");
         for template in [TEMPLATE, BLOCKS, &open] {
             assert_eq!(loss_text_by(template, &TWO_TURNS).unwrap(), "é1 </s>|a2</s>");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn last_turn_all_and_flags_select_messages_with_and_without_blocks() {
+    fn messages_are_selected_with_and_without_blocks() {
         let tokenizer = TestTokenizer::default().load();
         let example = encode(&tokenizer, &Chat::new(&TWO_TURNS), TrainOn::All, true).unwrap().example;
         assert!(!example.loss_mask[0] && example.loss_mask[1..].iter().all(|&trained| trained));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_reads_contents_and_rewrites_turns_is_refused() {
+    fn a_template_that_reads_and_rewrites_is_refused() {
         let template = "{% for m in messages %}<|{{ m.role }}|>{% if loop.last %}[last]{% endif %}\
             {{ m.content[1:] }}{% endfor %}\
             {% if add_generation_prompt %}<|assistant|>{% endif %}";
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn tool_calls_alone_get_an_empty_content_only_where_the_template_needs_one_and_writes_the_calls() {
+    fn calls_get_an_empty_content_only_where_needed() {
         let template = "{% for m in messages %}<|{{ m.role }}|>{{ '' + m.content }}\
             {% for call in m.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}{{ eos_token }}\n{% endfor %}\
             {% if add_generation_prompt %}<|assistant|>{% endif %}";
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_call_whose_reasoning_is_written_only_in_the_last_turn_is_located() {
+    fn a_call_with_reasoning_in_its_last_turn_is_located() {
         let template = "{% for m in messages %}<|{{ m.role }}|>\
             {% if m.tool_calls and loop.last and m.thinking %}reason {{ m.thinking }}{{ eos_token }}<|assistant|>{% endif %}\
             {% for call in m.tool_calls or [] %}to {{ call.function.name }}</t>{% else %}{{ m.content }}{{ eos_token }}{% endfor %}\
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_the_template_omits_is_reported_whatever_its_role() {
+    fn an_omitted_message_of_any_role_is_reported() {
         let skip = |template: &str, header: &str, role: &str| {
             template.replace(header, &format!("{{% if m.role == '{role}' %}}{{% continue %}}{{% endif %}}{header}"))
         };
@@ -289,18 +289,13 @@ mod tests {
             for (role, omitted) in [("system", 1), ("user", 2), ("none", 0)] {
                 let template = skip(template, "<|{{ m.role }}|>", role);
                 let tokenizer = TestTokenizer { template: Some(&template), ..TestTokenizer::default() }.load();
-                // With a name, no skeleton applies.
-                for key in ["content", "name"] {
-                    let mut chat = Chat::new(&TWO_TURNS);
-                    let text = chat.turns[1].message["content"].clone();
-                    chat.turns[1].message.insert(key.to_owned(), text);
-                    for train_on in [TrainOn::Assistant, TrainOn::All] {
-                        let found = encode(&tokenizer, &chat, train_on, true).unwrap().findings;
-                        let kinds: Vec<_> = found.iter().map(|finding| finding.kind).collect();
-                        let expected = vec![FindingKind::MessageIgnored; usize::from(omitted > 0)];
-                        assert_eq!(kinds, expected, "{train_on:?} {role}\n{template}");
-                        assert!(found.iter().all(|finding| finding.detail.contains(&format!("of {omitted} message"))));
-                    }
+                let chat = Chat::new(&TWO_TURNS);
+                for train_on in [TrainOn::Assistant, TrainOn::All] {
+                    let found = encode(&tokenizer, &chat, train_on, true).unwrap().findings;
+                    let kinds: Vec<_> = found.iter().map(|finding| finding.kind).collect();
+                    let expected = vec![FindingKind::MessageIgnored; usize::from(omitted > 0)];
+                    assert_eq!(kinds, expected, "{train_on:?} {role}\n{template}");
+                    assert!(found.iter().all(|finding| finding.detail.contains(&format!("of {omitted} message"))));
                 }
             }
         }
@@ -317,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_token_that_includes_the_answers_white_space_does_not_count() {
+    fn a_header_with_the_answers_space_does_not_count() {
         let folder = TestTokenizer { template: Some(TEMPLATE), ..TestTokenizer::default() }.write();
         let path = folder.path().join("tokenizer.json");
         let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
@@ -332,14 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn doubled_bos_is_refused() {
-        let template = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}{{ bos_token }}");
-        let error = loss_text_by(&template, &TWO_TURNS).unwrap_err();
-        assert!(matches!(error, DataError::DoubledBos(_)), "{error}");
-    }
-
-    #[test]
-    fn a_tokenizer_without_template_names_the_searched_files_and_a_solution() {
+    fn a_missing_template_names_files_and_a_solution() {
         let tokenizer = TestTokenizer { template: None, ..TestTokenizer::default() }.load();
         let error = encode(&tokenizer, &Chat::new(&TWO_TURNS), TrainOn::All, true).unwrap_err().to_string();
         for word in ["chat_template.jinja", "tokenizer_config.json", "chat_template.json", "instruction-tuned"] {

@@ -15,119 +15,96 @@ use crate::source::SourceError;
 
 /// An error on the way from text to batches.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum DataError {
-    /// The data cannot be found or read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// A record does not have the format of its source.
+
     #[error(transparent)]
     RecordFormat(#[from] RecordFormatError),
-    /// The cache of tokenized data cannot be used.
+
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// The operating system could not open or read a file.
+
     #[error("cannot read {}: {reason}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's error.
-        reason: IoError,
-    },
+    Io { path: PathBuf, reason: IoError },
+
     /// The tokenizer's files are missing or damaged, it lacks a token or a chat template, or it failed on a text.
     #[error("{0}")]
     Tokenizer(String),
-    /// The chat template refused the messages, or failed on them.
+
     #[error(
         "the chat template cannot render these messages (roles: {roles}): {reason}. Change the messages to what the \
          template accepts, or choose another template"
     )]
-    TemplateFailed {
-        /// The roles in order.
-        roles: String,
-        /// The error of the template or of its engine.
-        reason: String,
-    },
+    TemplateFailed { roles: String, reason: String },
+
     /// The chat template exceeded a limit of time, memory, instructions or text: it does not end, or it is hostile.
     #[error(
         "the chat template runs out of its limits: {0}. It is not rendered again. Use another template, or remove this \
          record if the template renders others"
     )]
     TemplateRanOut(String),
+
     /// The text that counts in the loss cannot be located in the rendered conversation.
     #[error("cannot locate the {0}")]
     MaskNotFound(String),
-    /// Two beginning-of-text tokens at the start.
+
     #[error(
         "the conversation begins with the beginning-of-text token {0:?} twice: the chat template writes it once \
          already. Remove it from the text of the first message, or from the template"
     )]
     DoubledBos(String),
-    /// A pretokenized record that comes from another tokenizer.
+
     #[error(
         "the record has the token {token}, but the vocabulary has only {vocab_size}: it comes from another tokenizer. \
          Tokenize it again, or use that tokenizer"
     )]
-    ForeignToken {
-        /// The token id.
-        token: u32,
-        /// Size of the tokenizer's vocabulary.
-        vocab_size: usize,
-    },
+    ForeignToken { token: u32, vocab_size: usize },
+
     /// A failure of the template or of the tokenizer, with the record that caused it.
     #[error("{place}: {reason}")]
-    InRow {
-        /// File and line.
-        place: Place,
-        /// The failure.
-        reason: Box<DataError>,
-    },
-    /// A source without records.
+    InRow { place: Place, reason: Box<DataError> },
+
     #[error("{0} has no records: every line is blank, or its files are empty")]
     EmptyDataset(String),
-    /// Only flagged messages are trained on, and no message has a flag.
+
     #[error(
         "none of the {0} records has a message with a training flag, and train_on = \"flags\" trains only on \
          messages whose flag is true. Write \"train\": true into these messages (\"training\", \"trained\", and \
          \"weight\": 1 mean the same), or set train_on = \"assistant\""
     )]
     NoFlags(u64),
+
     /// More records were dropped, or lost a part, than allowed.
     #[error(
         "{bad} of {rows} records ({:.1} %) cannot be trained on, or not without losing a part; the limit is {:.1} % \
          (max_bad_share).\n{report}", 100.0 * *bad as f64 / *rows as f64, 100.0 * allowed
     )]
     TooManyBadRows {
-        /// Records that count as bad.
         bad: u64,
-        /// Records read.
         rows: u64,
         /// The maximum share, 0 to 1.
         allowed: f64,
         /// The reasons, with counts, places and advice.
         report: String,
     },
-    /// Conversations were kept, but the loss never includes an end-of-turn token.
+
     #[error(
         "none of the {chats} conversations has the token that ends the assistant's turn in its loss, so the model would never \
          learn to stop: {why}"
     )]
-    EndNeverTrained {
-        /// Conversations that were kept.
-        chats: u64,
-        /// The likely cause, and the remedy.
-        why: &'static str,
-    },
-    /// Every record was dropped.
+    EndNeverTrained { chats: u64, why: &'static str },
+
     #[error("{path} has nothing to train on: {report}\n{remedy}")]
     NothingToTrain {
         /// The first source as the recipe names it.
         path: String,
         /// Counts of what was read, and why it was dropped.
         report: String,
-        /// The remedy.
         remedy: String,
     },
-    /// `max_seq_len` has no room for a token and its target.
+
     #[error("max_seq_len = {0} is too short: a sequence needs at least 2 tokens, an input and a target")]
     SequenceTooShort(usize),
 }

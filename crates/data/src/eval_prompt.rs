@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn prompt_ends_with_the_assistants_header_and_answer_is_the_content() {
+    fn the_prompt_ends_with_the_assistants_header() {
         let tokenizer = TestTokenizer::default().load();
         let example = encode(&tokenizer, &conversation(), TrainOn::Assistant);
         let question = Chat { turns: conversation().turns[..3].to_vec(), ..Chat::default() };
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_answers_and_examples_with_loss_everywhere_have_no_prompt() {
+    fn cut_and_fully_trained_examples_have_no_prompt() {
         let tokenizer = TestTokenizer::default().load();
         let whole = encode(&tokenizer, &conversation(), TrainOn::Assistant);
         let mut cut = whole.clone();

@@ -24,7 +24,6 @@ mod pair;
 mod pipeline;
 mod record_format;
 mod selection;
-mod skeleton;
 mod source;
 mod text_marks;
 mod tokenizer;

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_run_over_the_end_of_an_epoch_only_the_last_is_smaller_and_nothing_follows() {
+    fn batches_cross_epochs_and_only_the_last_is_smaller() {
         let batches = all(10, config(), Cursor::default());
         assert_eq!(batches.iter().map(|(batch, _)| batch.rows).collect::<Vec<_>>(), [3, 3, 3, 3, 3, 3, 2]);
         assert_eq!(batches[3].1, Cursor { epoch: 1, row: 2 });
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn resuming_gives_the_same_batches_for_all_workers_ranks_and_lengths() {
+    fn resuming_is_exact_for_workers_ranks_and_lengths() {
         for (pack, world_size, rows_per_batch) in [(true, 1, 4), (true, 3, 5), (false, 1, 4), (false, 2, 8)] {
             for rank in 0..world_size {
                 let config = LoaderConfig { rows_per_batch, rank, world_size, ..config() };
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn unpacked_epochs_show_each_document_once_with_little_padding() {
+    fn unpacked_epochs_show_documents_once_little_padded() {
         let config = LoaderConfig { rows_per_batch: 8, epochs: Some(1), ..config() };
         let batches = all_of(of_many_lengths(false), config, Cursor::default());
         let mut shown = firsts(&batches);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn resuming_from_any_cursor_gives_exactly_the_remaining_batches() {
+    fn any_cursor_gives_exactly_the_remaining_batches() {
         for rows in [1, 2, 5, 10] {
             let config = LoaderConfig { epochs: Some(7), ..config() };
             let whole = all(rows, config.clone(), Cursor::default());
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_disjoint_cover_everything_and_see_the_same_number_of_batches() {
+    fn disjoint_ranks_cover_all_in_as_many_batches() {
         for (rows, world_size) in [(10, 2), (10, 4), (1, 3), (13, 3)] {
             let mut shown = BTreeMap::new();
             let mut cursors = Vec::new();
@@ -295,10 +295,10 @@ mod tests {
     }
 
     #[test]
-    fn the_computed_number_of_micro_batches_is_the_delivered_one() {
+    fn epochs_follow_each_other_without_a_partial_batch() {
         for rows in [1, 9, 10] {
-            let count = all(rows, config(), Cursor::default()).len() as u64;
-            assert_eq!(config().micro_batches(u64::from(rows), 2), count);
+            let count = all(rows, config(), Cursor::default()).len();
+            assert_eq!(count, (2 * rows as usize).div_ceil(config().rows_per_batch));
         }
     }
 

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_token_is_one_id_everywhere_and_after_its_files_are_read_again() {
+    fn a_new_token_is_one_id_here_and_in_written_files() {
         let folder = TestTokenizer::default().write();
         let mut tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
         let (before, first) = (tokenizer.fingerprint(), tokenizer.vocab_size() as u32);

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_that_a_template_does_not_write_is_found_and_none_that_it_writes() {
+    fn exactly_the_parts_that_are_not_written_are_found() {
         use FindingKind::{DocumentsIgnored, EmptyAnswer, ReasoningIgnored, ToolCallsIgnored, ToolsIgnored};
         let all = vec![ToolsIgnored, DocumentsIgnored, ToolCallsIgnored, ReasoningIgnored, EmptyAnswer];
         assert_eq!(kinds(TEMPLATE, &chat()), all);

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_have_another_fingerprint_than_before_only_where_their_targets_are_others() {
+    fn only_pairs_of_other_targets_get_a_new_fingerprint() {
         let pair = |chosen: &[bool]| {
             let example = |loss_mask: &[bool]| Example {
                 tokens: (0..loss_mask.len() as u32).collect(),

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_the_prompt_goes_first_and_equally_from_both_sides() {
+    fn the_beginning_of_both_prompts_goes_first() {
         assert_eq!(cut([[10, 4], [10, 7]], 24), (vec![(10, 4), (13, 7)], 8, 0));
         assert_eq!(cut([[10, 4], [10, 7]], 31), (vec![(14, 4), (17, 7)], 0, 0));
         // An odd excess takes one token more.

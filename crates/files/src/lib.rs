@@ -1,11 +1,12 @@
-//! Files that appear under their names only when they are complete and on the disk, and the folders for files that later runs use again.
+//! Files that appear under their names only when they are complete and on the disk, the folders for files that later runs use again, and the files
+//! below a folder.
 //!
 //! Trade-off: every write waits for the disk, so this is for files that matter, not for something written every step.
 #![doc = include_str!("../README.md")]
 
 use std::env;
 use std::fs::{self, File};
-use std::io::{BufWriter, ErrorKind, IntoInnerError, Result, Seek, SeekFrom, Write};
+use std::io::{BufWriter, Error, ErrorKind, IntoInnerError, Result, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, NamedTempFile, TempDir};
@@ -14,6 +15,8 @@ use tempfile::{Builder, NamedTempFile, TempDir};
 const PARTIAL: &str = ".partial-";
 /// Held in a folder that is being written.
 const FOLDER_LOCK: &str = ".lock";
+/// Deeper folders are not listed: a link to a parent would never end.
+const MAX_DEPTH: usize = 32;
 
 /// A file that is written under a temporary name next to `path`, and appears at `path` with [`AtomicFile::commit`]. If it is dropped before that, it
 /// is removed, and an older file at `path` stays.
@@ -225,6 +228,30 @@ fn remove_abandoned(parent: &Path, prefix: &str) {
     }
 }
 
+/// Lists all files below a folder, in no order, except hidden ones: paths with `/` relative to it, and whole paths. Links are followed.
+///
+/// # Errors
+/// A folder that cannot be read, with the reason.
+pub fn files_below(folder: &Path) -> std::result::Result<Vec<(String, PathBuf)>, (PathBuf, Error)> {
+    let (mut found, mut waiting) = (Vec::new(), vec![(folder.to_owned(), String::new(), 0)]);
+    while let Some((folder, prefix, depth)) = waiting.pop() {
+        let failed = |reason| (folder.clone(), reason);
+        for entry in fs::read_dir(&folder).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            if name.starts_with('.') {
+                continue;
+            }
+            if path.is_dir() && depth < MAX_DEPTH {
+                waiting.push((path, format!("{prefix}{name}/"), depth + 1));
+            } else if path.is_file() {
+                found.push((format!("{prefix}{name}"), path));
+            }
+        }
+    }
+    Ok(found)
+}
+
 /// Returns the cache folder for files of one kind: `<kind>` in `$FIREBRICK_CACHE`, or else `firebrick/<kind>` in the user's cache folder, which is
 /// `$XDG_CACHE_HOME` or `~/.cache`, `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows. `None`: the environment defines none of them, and the
 /// user has no home.
@@ -273,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_removes_what_killed_writers_of_it_left_and_nothing_else() {
+    fn a_folder_removes_only_what_killed_writers_left() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("out");
         let killed = AtomicFolder::create(&path).unwrap();
@@ -306,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_replaced_as_a_whole_or_stays_and_what_killed_writers_left_goes() {
+    fn a_folder_is_replaced_as_a_whole_or_stays() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("out");
         for (name, is_written) in [("one", true), ("two", true), ("three", false)] {

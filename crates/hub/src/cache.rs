@@ -14,13 +14,11 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use firebrick_files::files_below;
 use tempfile::Builder;
 
 use crate::error::HubError;
 use crate::id::{RepoKind, is_commit};
-
-/// Maximum depth of folders: a link that leads upwards would never end.
-const MAX_DEPTH: usize = 32;
 
 /// One repository's part of the cache.
 pub(crate) struct RepoCache {
@@ -64,9 +62,8 @@ impl RepoCache {
 
     /// Returns all files of a commit that are in the cache, as paths with `/`, with sizes.
     pub(crate) fn files(&self, commit: &str) -> Vec<(String, Option<u64>)> {
-        let mut files = Vec::new();
-        list_files(&self.snapshot(commit), "", 0, &mut files);
-        files
+        let files = files_below(&self.snapshot(commit)).unwrap_or_default();
+        files.into_iter().map(|(name, path)| (name, fs::metadata(path).ok().map(|file| file.len()))).collect()
     }
 
     /// Returns whether `huggingface_hub` recorded that a commit has no such file.
@@ -119,23 +116,6 @@ impl RepoCache {
             .make_in(folder, |link| symlink(Path::new(&target), link).or_else(|_| fs::copy(&blob, link).map(drop)));
         link.and_then(|link| link.persist(&place).map_err(|error| error.error)).map_err(failed)?;
         Ok(place)
-    }
-}
-
-/// Lists all files below a folder as paths with `/` after `prefix`, with sizes, except hidden ones. Links are followed; folders that cannot be listed
-/// count as not in the cache.
-fn list_files(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<(String, Option<u64>)>) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        let Ok(target) = fs::metadata(&path) else { continue };
-        if name.starts_with('.') {
-            continue;
-        }
-        if target.is_dir() && depth < MAX_DEPTH {
-            list_files(&path, &format!("{prefix}{name}/"), depth + 1, found);
-        } else if target.is_file() {
-            found.push((format!("{prefix}{name}"), Some(target.len())));
-        }
     }
 }
 

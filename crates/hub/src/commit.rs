@@ -32,7 +32,6 @@ pub(crate) enum Content {
 /// A file of a push.
 #[derive(Debug)]
 pub(crate) struct Upload {
-    /// Path in the repository.
     pub(crate) path: String,
     pub(crate) content: Content,
     pub(crate) size: u64,

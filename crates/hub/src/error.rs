@@ -10,8 +10,8 @@ use crate::id::HubId;
 
 /// An error of access to the Hub or its cache.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum HubError {
-    /// Offline, and not in the cache.
     #[error(
         "{what} is not in the cache {} and the Hub is off (HF_HUB_OFFLINE): unset HF_HUB_OFFLINE for one run that fetches it, or copy the \
          cache of a machine that has it",
@@ -20,10 +20,9 @@ pub enum HubError {
     NotCached {
         /// Repository or file.
         what: String,
-        /// Cache folder.
         cache: PathBuf,
     },
-    /// The Hub does not respond, and the cache is incomplete.
+
     #[error(
         "the cache {} does not hold all of {what}, and the Hub cannot be reached ({reason}). Try again when it can, or \
          copy the cache of a machine that has it",
@@ -34,90 +33,56 @@ pub enum HubError {
         what: String,
         /// Who was asked, and what happened.
         reason: String,
-        /// Cache folder.
         cache: PathBuf,
     },
-    /// No access, or no such repository, revision or file.
+
     #[error("{endpoint} has no {what} that you can access: {hint}")]
     Refused {
-        /// The Hub's address.
         endpoint: String,
         /// Kind and id.
         what: String,
-        /// Why, and what to do.
         hint: String,
     },
+
     /// A request whose answer cannot be used.
     #[error("cannot get {url}: {reason}. Try again, or work from the cache with HF_HUB_OFFLINE=1")]
     Request {
         /// Address without secrets.
         url: String,
-        /// The cause.
         reason: String,
     },
+
     /// A request of a push got no response.
     #[error("cannot reach {url}: {reason}. Push again when it can be reached; files that it has are not sent again")]
     NotSent {
         /// Address without secrets.
         url: String,
-        /// The cause.
         reason: String,
     },
-    /// Downloaded content has another hash than the Hub announced.
+
     #[error(
         "{what}: the downloaded file has the {algorithm} {got} instead of {expected}. It was removed; try again. If it happens again, \
          something between you and the Hub changes files"
     )]
-    WrongContent {
-        /// File.
-        what: String,
-        /// Name of the hash.
-        algorithm: &'static str,
-        /// The Hub's.
-        expected: String,
-        /// The file's.
-        got: String,
-    },
-    /// The cache cannot be read or written.
+    WrongContent { what: String, algorithm: &'static str, expected: String, got: String },
+
     #[error("cannot use the Hub cache at {}: {reason}", path.display())]
-    Cache {
-        /// File or folder.
-        path: PathBuf,
-        /// The operating system's error.
-        reason: IoError,
-    },
-    /// A repository has no usable files.
+    Cache { path: PathBuf, reason: IoError },
+
     #[error("{id} has no {missing}: {hint}")]
-    NotAModel {
-        /// The repository.
-        id: String,
-        /// The missing files.
-        missing: &'static str,
-        /// The files that are there, and advice.
-        hint: String,
-    },
-    /// A folder in the layout of a Hub cache does not contain the model.
+    NotAModel { id: String, missing: &'static str, hint: String },
+
     #[error("{}: this is a repository of a Hub cache without {missing}. Download the model again, or give one of its snapshots", folder.display())]
-    NoSnapshot {
-        /// The folder.
-        folder: PathBuf,
-        /// The missing part.
-        missing: String,
-    },
-    /// A file to upload that cannot be read.
+    NoSnapshot { folder: PathBuf, missing: String },
+
     #[error("cannot read {}: {reason}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's error.
-        reason: IoError,
-    },
+    Read { path: PathBuf, reason: IoError },
+
     /// An upload is impossible, or the Hub refused it.
     #[error("cannot push to {repository}: {reason}")]
     Push {
         /// `owner/name`.
         repository: String,
-        /// Why, and what to do.
         reason: String,
     },
 }

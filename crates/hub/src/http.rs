@@ -58,7 +58,6 @@ pub(crate) struct Content {
     pub(crate) size: Option<u64>,
     /// Offset of the first byte of `body`: 0 or the requested offset.
     pub(crate) begins_at: u64,
-    /// The bytes.
     pub(crate) body: Box<dyn Read + Send>,
 }
 

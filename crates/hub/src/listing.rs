@@ -29,7 +29,6 @@ impl Display for HubFile {
     }
 }
 
-/// Source of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The Hub's answer to this process.
@@ -82,7 +81,6 @@ impl Listing {
         Self { commit, files, card: Json::Null, origin: Origin::Cache }
     }
 
-    /// Sets the origin.
     pub(crate) fn with_origin(self, origin: Origin) -> Self {
         Self { origin, ..self }
     }

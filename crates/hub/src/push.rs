@@ -10,9 +10,9 @@
 //! Files that the repository already has are not sent again.
 //! Trade-off: nothing is deleted; a file in the repository that the folder lacks stays.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use firebrick_files::files_below;
 use serde_json::{Value as Json, json};
 
 use crate::commit::Upload;
@@ -20,9 +20,6 @@ use crate::error::HubError;
 use crate::hub::Hub;
 use crate::id::HubId;
 use crate::send;
-
-/// Maximum depth of folders: a link that leads upwards would never end.
-const MAX_DEPTH: usize = 16;
 
 /// The content and the target of a push.
 #[derive(Debug, Clone)]
@@ -71,8 +68,9 @@ impl Hub {
             let reason = "no token: put one that may write there into HF_TOKEN, or log in with `hf auth login`";
             return Err(HubError::push(repository, reason));
         }
-        let mut uploads = Vec::new();
-        list(&push.folder, "", 0, &mut uploads)?;
+        let files = files_below(&push.folder).map_err(|(path, reason)| HubError::Read { path, reason })?;
+        let uploads = files.iter().map(|(name, path)| Upload::of_file(name, path));
+        let mut uploads = uploads.collect::<Result<Vec<_>, _>>()?;
         uploads.retain(|upload| push.texts.iter().all(|(path, _)| *path != upload.path));
         uploads.extend(push.texts.iter().map(|(path, text)| Upload::of_text(path, text)));
         uploads.sort_by(|a, b| a.path.cmp(&b.path));
@@ -124,23 +122,4 @@ impl Hub {
         let said: String = said.chars().take(400).collect();
         HubError::push(id, format!("{doing}: the server answered {status} {said}").trim_end().to_owned() + hint)
     }
-}
-
-/// Lists all files below a folder, except hidden ones. Links are followed.
-fn list(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<Upload>) -> Result<(), HubError> {
-    let failed = |reason| HubError::Read { path: folder.to_owned(), reason };
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with('.') {
-            continue;
-        }
-        let path = entry.path();
-        if path.is_dir() && depth < MAX_DEPTH {
-            list(&path, &format!("{prefix}{name}/"), depth + 1, found)?;
-        } else if path.is_file() {
-            found.push(Upload::of_file(&format!("{prefix}{name}"), &path)?);
-        }
-    }
-    Ok(())
 }

@@ -53,20 +53,15 @@ pub enum SimdLevel {
 impl SimdLevel {
     /// Returns the level of a list of extensions.
     pub fn of(features: &[String]) -> Self {
-        let has = |name: &str| features.iter().any(|feature| feature == name);
-        if has("avx512f") {
-            Self::Avx512
-        } else if has("avx2") && has("fma") {
-            Self::Avx2
-        } else if has("avx") {
-            Self::Avx
-        } else if has("sve") {
-            Self::Sve
-        } else if has("neon") {
-            Self::Neon
-        } else {
-            Self::Baseline
-        }
+        let has = |name: &&str| features.iter().any(|feature| feature == name);
+        let levels = [
+            (&["avx512f"][..], Self::Avx512),
+            (&["avx2", "fma"], Self::Avx2),
+            (&["avx"], Self::Avx),
+            (&["sve"], Self::Sve),
+            (&["neon"], Self::Neon),
+        ];
+        levels.into_iter().find(|(needed, _)| needed.iter().all(has)).map_or(Self::Baseline, |(_, level)| level)
     }
 
     /// Returns the name to print.

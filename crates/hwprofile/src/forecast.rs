@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn measured_rates_bound_a_step_from_above_and_documents_from_below() {
+    fn measured_rates_and_documents_bound_a_step() {
         let measured = MeasuredPeaks {
             backend: "cuda".to_owned(),
             device: "H100".to_owned(),

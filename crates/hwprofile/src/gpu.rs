@@ -44,7 +44,7 @@ pub struct Gpu {
 }
 
 /// A PCI Express slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pcie {
     /// Generation.
     pub generation: u32,

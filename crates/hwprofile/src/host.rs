@@ -7,6 +7,7 @@ use std::{env, fs, thread};
 
 use sysinfo::{CpuRefreshKind, ProcessRefreshKind, ProcessesToUpdate, System, get_current_pid};
 
+use crate::numa::processors_of;
 use crate::{Cache, Cpu, Memory, SimdLevel};
 
 pub(crate) fn cpu(notes: &mut Vec<String>) -> Cpu {
@@ -47,21 +48,12 @@ fn cache(folder: &Path) -> Option<Cache> {
     Some(Cache {
         level: text("level")?.parse().ok()?,
         bytes: number.parse::<u64>().ok()? * scale,
-        shared_by: cpus_in_list(&text("shared_cpu_list")?)?,
+        shared_by: processors_of(&text("shared_cpu_list")?)?.len(),
     })
 }
 
-/// Counts the processors in a list like `0-3,8`.
-fn cpus_in_list(list: &str) -> Option<usize> {
-    let span = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(last.parse::<usize>().ok()? + 1 - first.parse::<usize>().ok()?)
-    };
-    list.split(',').map(span).sum()
-}
-
 fn cpu_name(notes: &mut Vec<String>) -> String {
-    let name = system().and_then(|mut system| {
+    let name = System::new().ok().and_then(|mut system| {
         system.refresh_cpu_list(CpuRefreshKind::nothing());
         system.cpus().first().map(|cpu| cpu.brand().trim().to_string()).filter(|name| !name.is_empty())
     });
@@ -99,7 +91,7 @@ fn cpu_features() -> Vec<String> {
 }
 
 pub(crate) fn memory(notes: &mut Vec<String>) -> Memory {
-    let Some(mut system) = system() else {
+    let Ok(mut system) = System::new() else {
         notes.push("the host's memory could not be read: plan its use by hand".to_string());
         return Memory { total_bytes: 0, available_bytes: 0 };
     };
@@ -136,10 +128,6 @@ fn within_limit(machine: Memory, limit: CgroupLimit, notes: &mut Vec<String>) ->
     ));
     let left = limit.total_bytes.saturating_sub(limit.used_bytes);
     Memory { total_bytes: limit.total_bytes, available_bytes: machine.available_bytes.min(left) }
-}
-
-fn system() -> Option<System> {
-    System::new().ok()
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_two_or_three_significant_digits_and_separators() {
+    fn numbers_have_two_or_three_digits_and_separators() {
         let of = |lower, upper| human_range(Range { lower, upper });
         assert_eq!(of(10_667.0, 585_559.0), "10,700 to 586,000");
         assert_eq!(of(0.0224, 0.0458), "0.022 to 0.046");

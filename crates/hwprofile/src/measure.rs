@@ -3,7 +3,10 @@
 //! Linux counts pages per processor and sums them lazily, so a value may be off by some hundred KiB.
 //! Trade-off: other systems do not report the start of a process without further libraries, so there the time before `main` is left out.
 
+use std::fs;
 use std::time::{Duration, Instant};
+
+use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System, get_current_pid};
 
 /// Counts from the start of the process, dynamic linking included, if the system reports it; otherwise from its own creation.
 #[derive(Clone, Copy, Debug)]
@@ -28,82 +31,51 @@ impl ProcessClock {
 }
 
 /// `USER_HZ`, which is 100 on every architecture that Rust's standard library is built for.
-#[cfg(target_os = "linux")]
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Returns the time since the system started this process: `/proc/uptime` less field 22 of `/proc/self/stat` (proc_pid_stat(5)).
-#[cfg(target_os = "linux")]
 fn process_age() -> Option<Duration> {
-    let uptime: f64 = std::fs::read_to_string("/proc/uptime").ok()?.split_whitespace().next()?.parse().ok()?;
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let uptime: f64 = fs::read_to_string("/proc/uptime").ok()?.split_whitespace().next()?.parse().ok()?;
+    Duration::try_from_secs_f64(uptime - stat_ticks(22)? / TICKS_PER_SECOND).ok()
+}
+
+/// Returns the seconds of processor time of all threads of this process: fields 14 and 15 of `/proc/self/stat`. `None` on other systems than Linux.
+pub fn process_cpu_seconds() -> Option<f64> {
+    Some((stat_ticks(14)? + stat_ticks(15)?) / TICKS_PER_SECOND)
+}
+
+/// Reads a field of `/proc/self/stat`.
+fn stat_ticks(field: usize) -> Option<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
     // Field 2 is the command in brackets and may contain spaces: fields are counted after it, starting with field 3.
-    let started: f64 = stat.rsplit_once(')')?.1.split_whitespace().nth(22 - 3)?.parse().ok()?;
-    Duration::try_from_secs_f64(uptime - started / TICKS_PER_SECOND).ok()
-}
-
-#[cfg(not(target_os = "linux"))]
-fn process_age() -> Option<Duration> {
-    None
-}
-
-/// Returns the seconds of processor time of all threads of this process: fields 14 and 15 of `/proc/self/stat`. `None` on other systems.
-#[cfg(target_os = "linux")]
-pub fn process_cpu_seconds() -> Option<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(14 - 3);
-    let mut ticks = || fields.next()?.parse::<f64>().ok();
-    Some((ticks()? + ticks()?) / TICKS_PER_SECOND)
-}
-
-/// Returns the seconds of processor time of all threads of this process. `None`: only Linux is asked.
-#[cfg(not(target_os = "linux"))]
-pub fn process_cpu_seconds() -> Option<f64> {
-    None
+    stat.rsplit_once(')')?.1.split_whitespace().nth(field - 3)?.parse().ok()
 }
 
 /// Returns the bytes of this process in physical memory now. `None` if the system does not report them.
 pub fn process_resident_bytes() -> Option<u64> {
-    resident()
+    status_bytes("VmRSS:").or_else(resident_elsewhere)
 }
 
 /// Returns the peak of this process's bytes in physical memory. Linux only; `None` elsewhere.
 pub fn process_peak_resident_bytes() -> Option<u64> {
-    peak()
-}
-
-#[cfg(target_os = "linux")]
-fn resident() -> Option<u64> {
-    status_bytes("VmRSS:")
-}
-
-#[cfg(target_os = "linux")]
-fn peak() -> Option<u64> {
     status_bytes("VmHWM:")
 }
 
 /// Reads a line of `/proc/self/status`, which counts in units of 1024 bytes (proc_pid_status(5)).
-#[cfg(target_os = "linux")]
 fn status_bytes(key: &str) -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let status = fs::read_to_string("/proc/self/status").ok()?;
     let value = status.lines().find_map(|line| line.strip_prefix(key))?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
 }
 
-#[cfg(not(target_os = "linux"))]
-fn resident() -> Option<u64> {
-    use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System, get_current_pid};
-
+/// Asks a system without `/proc`.
+fn resident_elsewhere() -> Option<u64> {
     let pid = get_current_pid().ok()?;
     let mut system = System::new().ok()?;
     let what = ProcessRefreshKind::nothing().with_memory();
     system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, what);
     Some(system.process(pid)?.memory())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn peak() -> Option<u64> {
-    None
 }
 
 #[cfg(all(test, target_os = "linux"))]

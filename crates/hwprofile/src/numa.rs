@@ -29,13 +29,13 @@ impl NumaNode {
         let read = |file: &str| fs::read_to_string(devices.join(bus_id.to_lowercase()).join(file)).ok();
         // -1: the firmware does not say.
         let id = read("numa_node")?.trim().parse().ok()?;
-        let processors = parse_list(read("local_cpulist")?.trim())?;
+        let processors = processors_of(read("local_cpulist")?.trim())?;
         (!processors.is_empty()).then_some(Self { id, processors })
     }
 }
 
-/// Parses a list such as `0-15,32-47`.
-fn parse_list(list: &str) -> Option<Vec<usize>> {
+/// Parses a list of processors such as `0-15,32-47`.
+pub(crate) fn processors_of(list: &str) -> Option<Vec<usize>> {
     let mut numbers = Vec::new();
     for part in list.split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -51,14 +51,14 @@ mod tests {
 
     #[test]
     fn lists_of_processors_are_read_and_others_are_unknown() {
-        assert_eq!(parse_list("0-2,8,10-11"), Some(vec![0, 1, 2, 8, 10, 11]));
-        assert_eq!(parse_list("7"), Some(vec![7]));
-        assert_eq!(parse_list(""), Some(vec![]));
-        assert_eq!((parse_list("a-b"), parse_list("1-")), (None, None));
+        assert_eq!(processors_of("0-2,8,10-11"), Some(vec![0, 1, 2, 8, 10, 11]));
+        assert_eq!(processors_of("7"), Some(vec![7]));
+        assert_eq!(processors_of(""), Some(vec![]));
+        assert_eq!((processors_of("a-b"), processors_of("1-")), (None, None));
     }
 
     #[test]
-    fn a_device_has_the_node_that_sysfs_names_and_none_where_it_names_none() {
+    fn a_device_has_the_node_that_sysfs_names() {
         let devices = tempfile::tempdir().unwrap();
         let add = |bus_id: &str, node: &str, processors: &str| {
             let folder = devices.path().join(bus_id);

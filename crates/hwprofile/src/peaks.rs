@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_read_back_and_a_second_measurement_replaces_the_first() {
+    fn a_second_measurement_replaces_the_kept_one() {
         let folder = tempfile::tempdir().unwrap();
         let path = peaks("580.1").save(folder.path()).unwrap();
         assert!(path.ends_with("cuda_nvidia-h100-80gb-hbm3_580-1.json"), "{}", path.display());

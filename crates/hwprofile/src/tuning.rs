@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn cudnn_takes_packed_documents_on_data_center_gpus_since_hopper_alone() {
+    fn cudnn_packs_on_data_center_gpus_since_hopper_alone() {
         for config in HARDWARE_CONFIGS.iter() {
             let takes = matches!(config.kind, HardwareKind::Hopper | HardwareKind::Blackwell);
             assert_eq!(config.packed_attention_here.contains("cuDNN"), takes, "{:?}", config.kind);

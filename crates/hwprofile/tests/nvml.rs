@@ -59,7 +59,7 @@ fn a_lowered_power_limit_is_noted() {
 }
 
 #[test]
-fn hidden_cards_are_left_out_and_a_partition_is_a_card_without_peaks() {
+fn hidden_cards_are_left_out_and_partitions_peakless() {
     let mut description = recorded();
     let uuid = description.cards[0].uuid.clone();
     assert_eq!(seen(&description, Some("-1")).0.len(), 0);

@@ -9,6 +9,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// A tensor that cannot be quantized, buffers that do not belong together, or an unknown name.
 #[derive(Debug, Clone, PartialEq, ThisError)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum Error {
     /// A NaN or an infinity would make the scale of its whole block useless.
     #[error(
@@ -18,81 +19,39 @@ pub enum Error {
     NonFinite {
         /// Flat, row-major index of the first such value.
         index: usize,
-        /// The value itself.
         value: f32,
     },
-    /// A tensor without values has no scale.
+
     #[error(
         "the tensor of shape {shape:?} has no values, so there is nothing to quantize: leave it out, or correct its \
          shape"
     )]
-    Empty {
-        /// The shape as given.
-        shape: Vec<usize>,
-    },
-    /// Shape and data do not match.
+    Empty { shape: Vec<usize> },
+
     #[error(
         "shape {shape:?} needs {expected} {unit}, got {got}: the shape and the data come from different tensors, or the \
          file is cut short"
     )]
     ShapeMismatch {
-        /// The shape as given.
         shape: Vec<usize>,
-        /// Number that the shape requires.
         expected: usize,
-        /// Number that was given.
         got: usize,
         /// The counted unit: values or bytes.
         unit: &'static str,
     },
-    /// Two buffers that belong together differ in length.
-    #[error("{what} holds {got} entries, expected {expected}: it belongs to a tensor of another size")]
-    LengthMismatch {
-        /// Name of the buffer.
-        what: &'static str,
-        /// Entries expected.
-        expected: usize,
-        /// Entries found.
-        got: usize,
-    },
-    /// The mean of the block scales leaves the range of f32.
+
     #[error(
         "the block scales are so large that their mean is not a finite f32: such weights are damaged; or switch double \
          quantization off (bnb_4bit.double_quant = false)"
     )]
     OffsetOverflow,
-    /// A size is not a multiple of another.
-    #[error("{got} {what} are not a multiple of {by}: pad the matrix with zeros, or choose another format")]
-    Indivisible {
-        /// Name of the size.
-        what: &'static str,
-        /// The size.
-        got: usize,
-        /// The required divisor.
-        by: usize,
-    },
-    /// A row does not consist of whole blocks.
+
     #[error(
         "rows of {columns} values are not whole blocks of {block_size}, which {format} needs: store this weight in nf4 or fp8, \
          which take rows of any length"
     )]
-    PartialBlocks {
-        /// The name of the format.
-        format: &'static str,
-        /// Values of a row.
-        columns: usize,
-        /// Values of a block.
-        block_size: usize,
-    },
-    /// A step number is 0; optimizer steps are counted from 1.
-    #[error("optimizer step 0: steps are counted from 1, since the bias correction of step 0 divides by zero")]
-    StepZero,
-    /// A name that no format has.
+    PartialBlocks { format: &'static str, columns: usize, block_size: usize },
+
     #[error("unknown format `{got}`, expected one of: {}", expected.join(", "))]
-    UnknownFormat {
-        /// The name as given.
-        got: String,
-        /// The names that exist.
-        expected: &'static [&'static str],
-    },
+    UnknownFormat { got: String, expected: &'static [&'static str] },
 }

@@ -1,10 +1,9 @@
-//! The floating-point formats whose codes take at most 8 bits: E4M3, E5M2, E2M1, and the scale formats E8M0 and UE4M3.
+//! The floating-point formats whose codes take at most 8 bits: E4M3, E2M1, and the scale formats E8M0 and UE4M3.
 //! This file defines the value of each code; `rounding.rs` defines the code of each value.
 //!
 //! | format | sign, exponent, mantissa bits | bias | largest | smallest normal | smallest | beyond the largest |
 //! |---|---|---:|---:|---:|---:|---|
 //! | E4M3 ("fn") | 1, 4, 3 | 7 | 448 | 2^-6 | 2^-9 | NaN (0x7F, 0xFF); no infinity |
-//! | E5M2 | 1, 5, 2 | 15 | 57,344 | 2^-14 | 2^-16 | infinity (0x7C), NaN |
 //! | E2M1 | 1, 2, 1 | 1 | 6 | 1 | 0.5 | nothing: neither infinity nor NaN |
 //! | E8M0 | 0, 8, 0 | 127 | 2^127 | 2^-127 | 2^-127 | NaN (0xFF); no zero, no sign |
 //! | UE4M3 | 0, 4, 3 | 7 | 448 | 2^-6 | 2^-9 | NaN (0x7F); no sign |
@@ -12,7 +11,7 @@
 //! E2M1 has one mantissa bit: ±{0, 0.5, 1, 1.5, 2, 3, 4, 6}. (Some texts say two. Four bits are a sign, two of exponent
 //! and one of mantissa.)
 //!
-//! Sources: OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2), OCP Microscaling Formats 1.0 (E2M1, E8M0), and
+//! Sources: OCP 8-bit Floating Point Specification 1.0 (E4M3), OCP Microscaling Formats 1.0 (E2M1, E8M0), and
 //! NVIDIA's PTX (UE4M3).
 //!
 //! Trade-off: the formats are one enum, so that one loop can test and document all of them. Hot loops call the functions
@@ -27,25 +26,12 @@ use crate::e8m0::{self, power_of_two};
 pub enum NarrowFloat {
     /// OCP E4M3 ("fn": finite and NaN only): weights, activations.
     E4m3,
-    /// OCP E5M2: gradients, where range matters more than precision.
-    E5m2,
     /// OCP E2M1: 4 bits.
     E2m1,
     /// OCP E8M0: a power of two, the scale of 32 values in MXFP8 and MXFP4.
     E8m0,
     /// E4M3 without sign: the scale of 16 values in NVFP4.
     Ue4m3,
-}
-
-/// Meaning of the codes above the largest number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Top {
-    /// The largest exponent is infinity and NaN, as in IEEE 754.
-    InfinityAndNan,
-    /// Only the code with all bits set is a NaN.
-    OneNan,
-    /// Every code is a number.
-    Numbers,
 }
 
 /// The bit fields of a format with a sign or at least a mantissa, that is, of all but E8M0.
@@ -55,18 +41,18 @@ pub(crate) struct Fields {
     pub(crate) mantissa_bits: u32,
     pub(crate) bias: u32,
     pub(crate) signed: bool,
-    pub(crate) top: Top,
+    /// Whether the code with all bits set is a NaN; otherwise every code is a number.
+    pub(crate) has_nan: bool,
 }
 
 impl Fields {
-    const fn new(exponent_bits: u32, mantissa_bits: u32, bias: u32, signed: bool, top: Top) -> Self {
-        Self { exponent_bits, mantissa_bits, bias, signed, top }
+    const fn new(exponent_bits: u32, mantissa_bits: u32, bias: u32, signed: bool, has_nan: bool) -> Self {
+        Self { exponent_bits, mantissa_bits, bias, signed, has_nan }
     }
 
-    pub(crate) const E4M3: Self = Self::new(4, 3, 7, true, Top::OneNan);
-    pub(crate) const E5M2: Self = Self::new(5, 2, 15, true, Top::InfinityAndNan);
-    pub(crate) const E2M1: Self = Self::new(2, 1, 1, true, Top::Numbers);
-    pub(crate) const UE4M3: Self = Self::new(4, 3, 7, false, Top::OneNan);
+    pub(crate) const E4M3: Self = Self::new(4, 3, 7, true, true);
+    pub(crate) const E2M1: Self = Self::new(2, 1, 1, true, false);
+    pub(crate) const UE4M3: Self = Self::new(4, 3, 7, false, true);
 
     /// Returns all bits but the sign.
     pub(crate) const fn magnitude_mask(self) -> u32 {
@@ -80,19 +66,14 @@ impl Fields {
 
     /// Returns the code of the largest finite number.
     pub(crate) const fn largest_code(self) -> u32 {
-        match self.top {
-            Top::InfinityAndNan => (((1 << self.exponent_bits) - 1) << self.mantissa_bits) - 1,
-            Top::OneNan => self.magnitude_mask() - 1,
-            Top::Numbers => self.magnitude_mask(),
-        }
+        self.magnitude_mask() - self.has_nan as u32
     }
 
     const fn decode(self, code: u32) -> f32 {
         let magnitude = code & self.magnitude_mask();
         let negative = code & self.sign_mask() != 0;
         let value = if magnitude > self.largest_code() {
-            let infinity = matches!(self.top, Top::InfinityAndNan) && magnitude == self.largest_code() + 1;
-            if infinity { f32::INFINITY } else { f32::NAN }
+            f32::NAN
         } else if magnitude >> self.mantissa_bits == 0 {
             // A multiple of the smallest number is exact, since both factors have few bits.
             magnitude as f32 * power_of_two(1 - self.bias as i32 - self.mantissa_bits as i32)
@@ -105,24 +86,22 @@ impl Fields {
 
 impl NarrowFloat {
     /// All formats, in the order of their declaration.
-    pub const ALL: [Self; 5] = [Self::E4m3, Self::E5m2, Self::E2m1, Self::E8m0, Self::Ue4m3];
+    pub const ALL: [Self; 4] = [Self::E4m3, Self::E2m1, Self::E8m0, Self::Ue4m3];
 
     /// Returns the bit fields; `None` for E8M0, which has no sign, zero or mantissa and different rounding rules.
     pub(crate) const fn fields(self) -> Option<Fields> {
         match self {
             Self::E4m3 => Some(Fields::E4M3),
-            Self::E5m2 => Some(Fields::E5M2),
             Self::E2m1 => Some(Fields::E2M1),
             Self::Ue4m3 => Some(Fields::UE4M3),
             Self::E8m0 => None,
         }
     }
 
-    /// Returns the name in text: `e4m3`, `e5m2`, `e2m1`, `e8m0`, `ue4m3`.
+    /// Returns the name in text: `e4m3`, `e2m1`, `e8m0`, `ue4m3`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::E4m3 => "e4m3",
-            Self::E5m2 => "e5m2",
             Self::E2m1 => "e2m1",
             Self::E8m0 => "e8m0",
             Self::Ue4m3 => "ue4m3",
@@ -134,14 +113,6 @@ impl NarrowFloat {
         match self.fields() {
             Some(fields) => (fields.magnitude_mask() + 1) << fields.signed as u32,
             None => e8m0::CODES,
-        }
-    }
-
-    /// Returns the stored mantissa bits. Half a unit in the last place is at most 2^-(`mantissa_bits` + 1) of a normal number.
-    pub const fn mantissa_bits(self) -> u32 {
-        match self.fields() {
-            Some(fields) => fields.mantissa_bits,
-            None => 0,
         }
     }
 
@@ -158,31 +129,6 @@ impl NarrowFloat {
         match self.fields() {
             Some(fields) => fields.decode(fields.largest_code()),
             None => e8m0::MAX,
-        }
-    }
-
-    /// Returns the smallest positive number with all its mantissa bits.
-    pub const fn min_normal(self) -> f32 {
-        match self.fields() {
-            Some(fields) => power_of_two(1 - fields.bias as i32),
-            None => e8m0::MIN,
-        }
-    }
-
-    /// Returns the smallest positive number.
-    pub const fn min_positive(self) -> f32 {
-        match self.fields() {
-            Some(fields) => power_of_two(1 - fields.bias as i32 - fields.mantissa_bits as i32),
-            None => e8m0::MIN,
-        }
-    }
-
-    /// Returns the code of every NaN: all bits but the sign, as NVIDIA's conversion instructions write it. `None` for E2M1, which has no NaN.
-    pub const fn nan(self) -> Option<u8> {
-        match self.fields() {
-            Some(fields) if matches!(fields.top, Top::Numbers) => None,
-            Some(fields) => Some(fields.magnitude_mask() as u8),
-            None => Some(e8m0::NAN),
         }
     }
 
@@ -246,18 +192,13 @@ mod tests {
 
     #[test]
     fn special_values_are_the_published_ones() {
-        let limits = NarrowFloat::ALL.map(|format| (format.max(), format.min_normal(), format.min_positive()));
-        let power = |exponent| 2_f32.powi(exponent);
-        assert_eq!(limits[0], (448.0, power(-6), power(-9)));
-        assert_eq!(limits[1], (57_344.0, power(-14), power(-16)));
-        assert_eq!(limits[2], (6.0, 1.0, 0.5));
-        assert_eq!(limits[3], (power(127), f32::from_bits(1 << 22), f32::from_bits(1 << 22)));
-        assert_eq!(limits[4], (448.0, power(-6), power(-9)));
+        // The smallest number is the first one above zero, which E8M0 does not have.
+        let limits = NarrowFloat::ALL.map(|format| (format.max(), format.decode(u8::from(format.fields().is_some()))));
+        let e4m3 = (448.0, power_of_two(-9));
+        assert_eq!(limits, [e4m3, (6.0, 0.5), (power_of_two(127), power_of_two(-127)), e4m3]);
         let e2m1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
         assert_eq!(e2m1, NarrowFloat::E2m1.table()[..8]);
         assert_eq!(e2m1.map(|value| -value), NarrowFloat::E2m1.table()[8..16]);
-        assert_eq!(NarrowFloat::E5m2.decode(0x7C), f32::INFINITY);
-        assert_eq!(NarrowFloat::E5m2.decode(0xFC), f32::NEG_INFINITY);
     }
 
     #[test]
@@ -266,7 +207,6 @@ mod tests {
             (0..format.codes()).filter(|&code| !format.decode(code as u8).is_finite()).collect::<Vec<_>>()
         };
         assert_eq!(special(NarrowFloat::E4m3), [0x7F, 0xFF]);
-        assert_eq!(special(NarrowFloat::E5m2), [0x7C, 0x7D, 0x7E, 0x7F, 0xFC, 0xFD, 0xFE, 0xFF]);
         assert!(special(NarrowFloat::E2m1).is_empty());
         assert_eq!(special(NarrowFloat::E8m0), [0xFF]);
         assert_eq!(special(NarrowFloat::Ue4m3), [0x7F]);

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::packing::{Decoder, Packing};
 use crate::scales::BlockScales;
 use crate::scaling::Scaling;
-use crate::{NarrowFloat, blockwise, nf4};
+use crate::{blockwise, nf4};
 
 /// A type in which values are computed, and stored if they are not quantized. Its name ([`FloatType::name`]) is also its serde representation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,12 +44,12 @@ pub enum QuantFormat {
         /// 256 blocks one f32, and the tensor one f32 offset: 4.127 bits per value.
         double_quant: bool,
     },
-    /// E2M1 in blocks of 16 of a row with one UE4M3 scale each, and one f32 for the tensor ([`Scaling::NVFP4`]): 4.5 bits
+    /// E2M1 in blocks of 16 of a row with one UE4M3 scale each, and one f32 for the tensor (`scaling.rs`): 4.5 bits
     /// per value.
     Nvfp4,
-    /// E2M1 in blocks of 32 of a row with one E8M0 scale each ([`Scaling::MX`]): 4.25 bits per value.
+    /// E2M1 in blocks of 32 of a row with one E8M0 scale each: 4.25 bits per value.
     Mxfp4,
-    /// E4M3 with one f32 scale per row ([`Scaling::PER_ROW`]): 8 bits per value.
+    /// E4M3 with one f32 scale per row: 8 bits per value.
     Fp8,
 }
 
@@ -73,13 +73,13 @@ impl QuantFormat {
         &[]
     }
 
-    /// Returns element and scaling of a format of floating-point codes; `None` for NF4, whose blocks run across rows.
-    pub(crate) const fn scaling(self) -> Option<(NarrowFloat, Scaling)> {
+    /// Returns the scaling of a format of floating-point codes; `None` for NF4, whose blocks run across rows.
+    pub(crate) const fn scaling(self) -> Option<Scaling> {
         match self {
             Self::Nf4 { .. } => None,
-            Self::Nvfp4 => Some((NarrowFloat::E2m1, Scaling::NVFP4)),
-            Self::Mxfp4 => Some((NarrowFloat::E2m1, Scaling::MX)),
-            Self::Fp8 => Some((NarrowFloat::E4m3, Scaling::PER_ROW)),
+            Self::Nvfp4 => Some(Scaling::Nvfp4),
+            Self::Mxfp4 => Some(Scaling::Mx),
+            Self::Fp8 => Some(Scaling::PerRow),
         }
     }
 
@@ -87,7 +87,7 @@ impl QuantFormat {
     pub const fn block_size(self, columns: usize) -> usize {
         match self.scaling() {
             None => nf4::BLOCK_SIZE,
-            Some((_, scaling)) => scaling.group(1, columns)[1],
+            Some(scaling) => scaling.group(columns),
         }
     }
 
@@ -118,7 +118,7 @@ impl QuantFormat {
     pub const fn levels(self) -> &'static [f32] {
         match self.scaling() {
             None => &nf4::LEVELS,
-            Some((element, _)) => element.levels(),
+            Some(scaling) => scaling.element().levels(),
         }
     }
 
@@ -126,8 +126,8 @@ impl QuantFormat {
     pub const fn packing(self) -> Packing {
         match self.scaling() {
             None => Packing::HighNibbleFirst,
-            Some((NarrowFloat::E2m1, _)) => Packing::LowNibbleFirst,
-            Some(_) => Packing::Bytes,
+            Some(Scaling::Mx | Scaling::Nvfp4) => Packing::LowNibbleFirst,
+            Some(Scaling::PerRow) => Packing::Bytes,
         }
     }
 
@@ -138,13 +138,12 @@ impl QuantFormat {
         widen: impl Fn(T) -> f32 + Copy + Send + Sync,
         columns: usize,
     ) -> Result<(Vec<u8>, BlockScales)> {
-        let Some((element, scaling)) = self.scaling() else {
+        let Some(scaling) = self.scaling() else {
             let (codes, scales) = nf4::encode(values, widen)?;
             let block = if self.double_quant() { BlockScales::nested(scales)? } else { BlockScales::Float(scales) };
             return Ok((codes, block));
         };
-        let shape = [values.len() / columns, columns];
-        let (codes, scales) = scaling.quantize_with(element, values, widen, shape)?;
+        let (codes, scales) = scaling.quantize(values, widen, columns);
         if scales.values().iter().any(|scale| !scale.is_finite()) {
             let mut values = values.iter().map(|&value| widen(value)).enumerate();
             let (index, value) =
@@ -169,7 +168,7 @@ impl QuantFormat {
         let block = self.block_size(usize::MAX) as f64;
         codes
             + match self.scaling() {
-                Some((_, scaling)) => 8.0 * scaling.scale_bytes()[0] as f64 / block,
+                Some(scaling) => 8.0 * scaling.scale_bytes()[0] as f64 / block,
                 None if self.double_quant() => CODE_BITS / block + F32_BITS / (block * NESTED_BLOCK),
                 None => F32_BITS / block,
             }
@@ -184,7 +183,7 @@ impl QuantFormat {
         let blocks = self.blocks(count, columns);
         count.div_ceil(self.packing().codes_per_byte())
             + match self.scaling() {
-                Some((_, scaling)) => {
+                Some(scaling) => {
                     let [of_block, of_tensor] = scaling.scale_bytes();
                     blocks * of_block + of_tensor
                 }
@@ -304,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_partial_blocks_are_refused_where_blocks_end_with_the_row() {
+    fn partial_blocks_are_refused_where_rows_end_blocks() {
         let refused = |columns: usize| QuantFormat::ALL.map(|format| format.check_columns(columns).is_err());
         assert_eq!(refused(96), [false; 5]);
         assert_eq!(refused(48), [false, false, false, true, false]);

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn decision_points_are_midpoints_to_the_digits_that_are_printed() {
+    fn decision_points_are_midpoints_to_printed_digits() {
         for (pair, decision) in MAGNITUDES.windows(2).zip(DECISIONS) {
             let middle = (f64::from(pair[0]) + f64::from(pair[1])) / 2.0;
             assert!((middle - f64::from(decision)).abs() < 5e-7, "{middle} against {decision}");

@@ -1,4 +1,4 @@
-//! Linear layers in 8 and 4 bits: the one recipe of FP8, and references of both.
+//! Linear layers in 8 bits: the one recipe of FP8, and its reference.
 //!
 //! GEMMs under `compute = "fp8"` multiply E4M3 with one f32 scale per row of each operand: the largest magnitude of the row becomes [`TOP_OF_ROWS`]
 //! in activations and gradients, and [`top_of_weight`] in weights. Neither uses the whole range of E4M3, because the columns of an adapter share the
@@ -12,7 +12,6 @@
 
 use crate::float::NarrowFloat;
 use crate::format::QuantFormat;
-use crate::rounding::Overflow;
 use crate::scaling::{f32_scale, larger};
 
 /// Value to which the largest magnitude of an activation's or gradient's row is scaled.
@@ -32,31 +31,15 @@ pub const fn top_of_weight(stored: Option<QuantFormat>) -> f32 {
 /// # Panics
 /// If `x` or `weight` does not consist of rows of `inputs` values.
 pub fn fp8_linear(x: &[f32], weight: &[f32], inputs: usize) -> Vec<f32> {
+    let nearest = |value| NarrowFloat::E4m3.decode(NarrowFloat::E4m3.encode(value));
     let operand = |values: &[f32], top: f32| -> Vec<f32> {
         let rows = values.chunks(inputs).flat_map(|row| {
             let (scale, _) = f32_scale(larger(0.0, row), top);
-            row.iter().map(move |value| nearest(NarrowFloat::E4m3, value / scale) * scale)
+            row.iter().map(move |value| nearest(value / scale) * scale)
         });
         rows.collect()
     };
     product(&operand(x, TOP_OF_ROWS), &operand(weight, top_of_weight(None)), inputs)
-}
-
-/// Computes `x Wᵀ` in E2M1 with one given scale per tensor. Values beyond `6 · scale` saturate; those below `scale / 4`
-/// vanish. A NaN has no code and becomes `6 · scale`, so check for it first.
-///
-/// # Panics
-/// If `x` or `weight` does not consist of rows of `inputs` values.
-pub fn fp4_linear(x: &[f32], weight: &[f32], scale_x: f32, scale_w: f32, inputs: usize) -> Vec<f32> {
-    let operand = |values: &[f32], scale: f32| -> Vec<f32> {
-        values.iter().map(|value| nearest(NarrowFloat::E2m1, value / scale) * scale).collect()
-    };
-    product(&operand(x, scale_x), &operand(weight, scale_w), inputs)
-}
-
-/// Returns the nearest number of a format.
-fn nearest(format: NarrowFloat, value: f32) -> f32 {
-    format.decode(format.encode(value, Overflow::Saturate))
 }
 
 fn product(x: &[f32], weight: &[f32], inputs: usize) -> Vec<f32> {
@@ -111,20 +94,6 @@ mod tests {
             let errors = [errors(&x, 224.0), errors(&w, 14.0)];
             assert_bound(&y, &[x, w], errors);
         }
-    }
-
-    #[test]
-    fn fp4_linear_is_near_the_exact_product_and_saturates() {
-        let [x, w] = operands(91);
-        let [scale_x, scale_w] = [&x, &w].map(|values| larger(0.0, values) / 6.0);
-        let errors = |values: &[f32], scale: f32| -> Vec<f32> {
-            values.iter().map(|value| value.abs().max(scale) / 4.0 * 1.000_001).collect()
-        };
-        let y = fp4_linear(&x, &w, scale_x, scale_w, INPUTS);
-        let errors = [errors(&x, scale_x), errors(&w, scale_w)];
-        assert_bound(&y, &[x, w], errors);
-        assert_eq!(fp4_linear(&[100.0, f32::INFINITY], &[1.0, 1.0], 1.0, 1.0, 2), [12.0]);
-        assert_eq!(fp4_linear(&[2.5, 0.2], &[1.0, 6.0], 1.0, 1.0, 2), [2.0]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! MXFP4 with the scale of each block that gives the least error, for weights that are written once.
 //!
-//! [`Scaling::MX`](crate::Scaling::MX) takes the smallest scale s at which nothing saturates. A block whose largest value is just above 3 s then
+//! [`QuantFormat::quantize`] takes the smallest scale s at which nothing saturates. A block whose largest value is just above 3 s then
 //! loses half of its steps for that one value. Here s / 2 is tried as well, at which values beyond 3 s become 3 s, and what has the smaller sum
 //! of squared errors is taken, s if both are equal. No other scale is better. The values of a coarser one are, up to the largest of the block,
 //! among those of s. One of s / 4 cuts the largest value m > 3 s at 1.5 s, which costs at least 2.25 s² more than at s / 2, and the others, each at
@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::float::{Fields, NarrowFloat};
 use crate::format::QuantFormat;
 use crate::quantized::QuantizedTensor;
-use crate::rounding::{self, Overflow};
+use crate::rounding;
 use crate::scales::{BlockScales, HostScales};
 use crate::workers;
 
@@ -59,7 +59,7 @@ fn refine(values: &[f32; BLOCK], codes: &mut [u8; BYTES], scale: &mut u8) {
 
 fn encode(values: &[f32; BLOCK], scale: u8) -> [u8; BYTES] {
     let factor = e8m0::reciprocal(scale);
-    let code = |value: f32| rounding::encode(Fields::E2M1, value * factor, Overflow::Saturate);
+    let code = |value: f32| rounding::encode(Fields::E2M1, value * factor);
     let pairs = values.as_chunks::<2>().0;
     std::array::from_fn(|byte| {
         let [low, high] = pairs[byte].map(code);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_of_blocks_that_use_their_range_come_back_and_keep_their_scale_when_they_change_a_little() {
+    fn codes_that_use_their_range_come_back_as_they_are() {
         let mut draws = Draws(72);
         let codes: Vec<u8> =
             (0..BYTES * 500).map(|at| if at % BYTES == 0 { 0x76 } else { draws.bits() as u8 }).collect();

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn double_quantization_changes_values_little_and_the_codes_not_at_all() {
+    fn double_quantization_keeps_the_codes() {
         let values = Draws(21).vector(64 * 1000, 0.02);
         let [plain, nested] = [PLAIN, DOUBLE].map(|format| format.quantize(&values, &[1000, 64]).unwrap());
         assert_eq!(plain.codes, nested.codes);
@@ -175,13 +175,34 @@ mod tests {
     }
 
     #[test]
-    fn the_error_names_the_first_value_that_is_not_finite_in_every_format() {
+    fn the_error_names_the_first_value_that_is_not_finite() {
+        let count = 1 << 18;
         for format in QuantFormat::ALL {
-            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-                let mut values = vec![1.0; 8 * 64];
-                (values[300], values[301]) = (bad, f32::NAN);
-                let error = format.quantize(&values, &[8, 64]).unwrap_err();
-                assert!(matches!(error, Error::NonFinite { index: 300, .. }), "{format} {bad}: {error}");
+            for (places, expected) in
+                [(vec![count - 1], count - 1), (vec![70, 69, count - 9], 69), (vec![200_000, 3], 3)]
+            {
+                for bad in [f32::NAN, f32::NEG_INFINITY] {
+                    let mut values = vec![0.5; count];
+                    places.iter().for_each(|&place| values[place] = bad);
+                    let error = format.quantize(&values, &[count / 64, 64]).unwrap_err();
+                    assert!(matches!(error, Error::NonFinite { index, .. } if index == expected), "{format}: {error}");
+                }
+            }
+        }
+    }
+
+    /// Not of NVFP4, whose scales are relative to the largest value of the tensor.
+    #[test]
+    fn threads_give_what_one_block_at_a_time_gives() {
+        let values = Draws(23).vector(1 << 19, 0.1);
+        for format in [PLAIN, QuantFormat::Mxfp4, QuantFormat::Fp8] {
+            let whole = format.quantize(&values, &[values.len() / 64, 64]).unwrap();
+            let scales = whole.scales.block.values();
+            for (block, codes) in values.chunks(64).zip(whole.codes.chunks(whole.codes.len() * 64 / values.len())) {
+                assert_eq!(format.quantize(block, &[64]).unwrap().codes, codes, "{format}");
+            }
+            for (block, scale) in values.chunks(format.block_size(64)).zip(scales) {
+                assert_eq!(format.quantize(block, &[block.len()]).unwrap().scales.block.values(), [scale], "{format}");
             }
         }
     }

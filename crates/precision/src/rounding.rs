@@ -1,28 +1,17 @@
 //! Converts values to codes, to nearest with ties to even.
 //!
-//! - **Nearest**: the nearest number of the format; halfway between two, the one with the even code. In E8M0 every significand is 1, so there is
-//!   no even code: halfway, it rounds up.
-//! - **Beyond the largest number**: [`Overflow`] decides. Values that round to the largest number are not beyond it: up
-//!   to 464 (included) E4M3 gives 448 in both modes.
-//! - **Infinity** counts as a value beyond the largest number.
+//! - **Nearest**: the nearest number of the format; halfway between two, the one with the even code.
+//! - **Beyond the largest number**, infinity included: the largest number with the value's sign (`satfinite` of NVIDIA's
+//!   instructions).
 //! - **NaN** gets the one NaN code of the format, without a sign. E2M1 has none and gives its largest number, 6, as
 //!   NVIDIA's instructions do; a group scale that is NaN carries the NaN instead.
-//! - **Zero** keeps its sign, where the format has one. E8M0 has no zero: it gives the smallest number.
+//! - **Zero** keeps its sign, where the format has one.
 //! - **Negative numbers** in a format without a sign are NaN. -0 is zero.
 //!
-//! Not supported: stochastic rounding; rounding towards zero or infinity, except for E8M0 scales.
+//! Not supported: stochastic rounding; rounding towards zero or infinity; E8M0, whose scales are rounded up (`e8m0.rs`).
 
-use crate::e8m0::{self, power_of_two};
-use crate::float::{Fields, NarrowFloat, Top};
-
-/// Result for a value beyond the largest number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Overflow {
-    /// The largest number, with the value's sign (`satfinite` of NVIDIA's instructions), also for infinity.
-    Saturate,
-    /// Infinity if the format has one, otherwise NaN, as PyTorch and ml_dtypes convert. E2M1 has neither and saturates.
-    Special,
-}
+use crate::e8m0::power_of_two;
+use crate::float::{Fields, NarrowFloat};
 
 const SIGN: u32 = 1 << 31;
 const INFINITY: u32 = f32::INFINITY.to_bits();
@@ -30,41 +19,31 @@ const F32_MANTISSA_BITS: u32 = 23;
 
 impl NarrowFloat {
     /// Returns the code of the nearest number.
-    pub const fn encode(self, value: f32, overflow: Overflow) -> u8 {
+    ///
+    /// # Panics
+    /// For E8M0, which has no rounding to nearest.
+    pub const fn encode(self, value: f32) -> u8 {
         match self.fields() {
-            Some(fields) => encode(fields, value, overflow),
-            None => encode_e8m0(value, overflow),
+            Some(fields) => encode(fields, value),
+            None => panic!("scales of E8M0 are rounded up"),
         }
     }
 }
 
 #[inline(always)] // with constant fields in the loops over tensors
-pub(crate) const fn encode(fields: Fields, value: f32, overflow: Overflow) -> u8 {
+pub(crate) const fn encode(fields: Fields, value: f32) -> u8 {
     let magnitude = value.to_bits() & !SIGN;
     if magnitude > INFINITY {
         return nan(fields);
     }
     // Infinity's bits are those of the next number after the largest f32, and round like it.
-    finish(fields, value, nearest(fields, magnitude), overflow)
-}
-
-/// Handles values beyond the largest number, and the sign.
-#[inline(always)]
-const fn finish(fields: Fields, value: f32, rounded: u32, overflow: Overflow) -> u8 {
+    let rounded = nearest(fields, magnitude);
     let negative = value.to_bits() & SIGN != 0;
     if negative && !fields.signed {
         return if value == 0.0 { 0 } else { nan(fields) };
     }
     let largest = fields.largest_code();
-    let code = if rounded <= largest {
-        rounded
-    } else {
-        match (overflow, fields.top) {
-            (Overflow::Saturate, _) | (_, Top::Numbers) => largest,
-            (Overflow::Special, Top::InfinityAndNan) => largest + 1,
-            (Overflow::Special, Top::OneNan) => return nan(fields),
-        }
-    };
+    let code = if rounded <= largest { rounded } else { largest };
     (if negative { code | fields.sign_mask() } else { code }) as u8
 }
 
@@ -93,117 +72,58 @@ const fn nearest(fields: Fields, magnitude: u32) -> u32 {
     }
 }
 
-const fn encode_e8m0(value: f32, overflow: Overflow) -> u8 {
-    let magnitude = value.to_bits() & !SIGN;
-    if magnitude > INFINITY || (value.to_bits() & SIGN != 0 && magnitude != 0) {
-        return e8m0::NAN;
-    }
-    match (e8m0::nearest(magnitude), overflow) {
-        (Some(code), _) => code,
-        (None, Overflow::Saturate) => e8m0::NAN - 1,
-        (None, Overflow::Special) => e8m0::NAN,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::test_values::Draws;
 
-    /// Returns the codes of the nonnegative numbers, ascending.
-    fn ascending(format: NarrowFloat) -> Vec<u8> {
-        (0..=format.encode(format.max(), Overflow::Special)).collect()
-    }
+    const FORMATS: [NarrowFloat; 3] = [NarrowFloat::E4m3, NarrowFloat::E2m1, NarrowFloat::Ue4m3];
 
-    fn signed(format: NarrowFloat, code: u8) -> Option<u8> {
-        format.fields().filter(|fields| fields.signed).map(|fields| code | fields.sign_mask() as u8)
-    }
-
-    #[test]
-    fn every_code_comes_back_from_its_value() {
-        for format in NarrowFloat::ALL {
-            for code in 0..=(format.codes() - 1) as u8 {
-                let value = format.decode(code);
-                if value.is_nan() {
-                    assert_eq!(Some(format.encode(value, Overflow::Saturate)), format.nan(), "{format} {code:#x}");
-                    continue;
-                }
-                assert_eq!(format.encode(value, Overflow::Special), code, "{format} {code:#x}");
-                if value.is_finite() {
-                    assert_eq!(format.encode(value, Overflow::Saturate), code, "{format} {code:#x}");
-                }
-            }
-        }
+    /// Checks the code of a value, and that the code of its negative differs by the sign.
+    fn assert_code(format: NarrowFloat, value: f32, code: u8) {
+        assert_eq!(format.encode(value), code, "{format} {value:e}");
+        let fields = format.fields().unwrap();
+        let negative = match () {
+            () if fields.signed => code | fields.sign_mask() as u8,
+            () if value == 0.0 => 0,
+            () => nan(fields),
+        };
+        assert_eq!(format.encode(-value), negative, "{format} -{value:e}");
     }
 
     #[test]
-    fn between_two_codes_the_nearest_wins_and_ties_go_to_the_even_one() {
-        for format in NarrowFloat::ALL {
-            for pair in ascending(format).windows(2) {
-                let (low, high) = (format.decode(pair[0]), format.decode(pair[1]));
+    fn the_nearest_code_wins_and_ties_go_to_the_even_one() {
+        for format in FORMATS {
+            let largest = format.fields().unwrap().largest_code() as u8;
+            for code in 0..largest {
+                let (low, high) = (format.decode(code), format.decode(code + 1));
                 let middle = low + (high - low) / 2.0;
-                let even = if format == NarrowFloat::E8m0 || pair[1].is_multiple_of(2) { pair[1] } else { pair[0] };
-                let cases = [(middle.next_down(), pair[0]), (middle, even), (middle.next_up(), pair[1])];
-                for (value, expected) in cases {
-                    assert_eq!(format.encode(value, Overflow::Special), expected, "{format} {value:e}");
-                    if let Some(negative) = signed(format, expected) {
-                        assert_eq!(format.encode(-value, Overflow::Special), negative, "{format} -{value:e}");
-                    }
-                }
+                let even = code + code % 2;
+                let cases = [(low, code), (middle.next_down(), code), (middle, even), (middle.next_up(), code + 1)];
+                cases.into_iter().for_each(|(value, code)| assert_code(format, value, code));
+            }
+            for beyond in [format.max(), format.max().next_up(), f32::MAX, f32::INFINITY] {
+                assert_code(format, beyond, largest);
             }
         }
     }
 
     #[test]
-    fn beyond_the_largest_number_overflow_decides() {
-        for format in NarrowFloat::ALL {
-            let largest = format.encode(format.max(), Overflow::Special);
-            let infinite = match format {
-                NarrowFloat::E5m2 => largest + 1,
-                NarrowFloat::E2m1 => largest,
-                _ => format.nan().unwrap(),
-            };
-            // E8M0 reaches almost as far as f32: only infinity is far enough beyond it to show both modes.
-            for value in [f32::INFINITY, f32::MAX] {
-                assert_eq!(format.encode(value, Overflow::Saturate), largest, "{format} {value:e}");
-                assert_eq!(format.encode(value, Overflow::Special), infinite, "{format} {value:e}");
-                if let Some(negative) = signed(format, largest) {
-                    assert_eq!(format.encode(-value, Overflow::Saturate), negative, "{format} -{value:e}");
-                }
-            }
-        }
-        let e4m3 = |value| NarrowFloat::E4m3.encode(value, Overflow::Special);
-        assert_eq!([464.0, 464.0_f32.next_up()].map(e4m3), [0x7E, 0x7F]);
-        let e5m2 = |value| NarrowFloat::E5m2.encode(value, Overflow::Special);
-        assert_eq!([61_440.0_f32.next_down(), 61_440.0].map(e5m2), [0x7B, 0x7C]);
-    }
-
-    #[test]
-    fn nan_zero_and_negative_numbers_are_as_documented() {
-        for format in NarrowFloat::ALL {
-            let nan = format.nan().unwrap_or(7);
-            for value in [f32::NAN, -f32::NAN] {
-                assert_eq!(format.encode(value, Overflow::Saturate), nan, "{format}");
-            }
-            assert_eq!(format.encode(0.0, Overflow::Special), 0, "{format}");
-            assert_eq!(format.encode(-0.0, Overflow::Special), signed(format, 0).unwrap_or(0), "{format}");
-            if signed(format, 0).is_none() {
-                for value in [-1.0, -f32::MIN_POSITIVE, f32::NEG_INFINITY] {
-                    assert_eq!(format.encode(value, Overflow::Saturate), nan, "{format} {value}");
-                }
-            }
+    fn nan_has_one_code_and_e2m1_gives_its_largest() {
+        for (format, code) in FORMATS.into_iter().zip([0x7F, 7, 0x7F]) {
+            assert_eq!([f32::NAN, -f32::NAN].map(|value| format.encode(value)), [code; 2], "{format}");
         }
     }
 
     #[test]
     fn rounding_never_reverses_the_order_of_two_values() {
         let mut draws = Draws(33);
-        for format in NarrowFloat::ALL {
+        for format in FORMATS {
             for _ in 0..20_000 {
                 let scale = 2_f32.powi(draws.below(40) as i32 - 20);
                 let mut pair = [draws.bell().abs() * scale, draws.bell().abs() * scale];
                 pair.sort_by(f32::total_cmp);
-                let nearest = pair.map(|value| format.decode(format.encode(value, Overflow::Saturate)));
+                let nearest = pair.map(|value| format.decode(format.encode(value)));
                 assert!(nearest[0] <= nearest[1], "{format} {pair:?}");
             }
         }

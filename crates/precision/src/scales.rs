@@ -151,19 +151,6 @@ fn add<const N: usize>(sum: &mut [f32; N], values: &[f32; N]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_values::Draws;
-
-    #[test]
-    fn sum_is_right_to_a_few_roundings_for_any_length() {
-        let mut draws = Draws(11);
-        let lengths = (0..70).chain([255, 256, 257, 511, 512, 513, 1000, 16_384, 16_385, 70_001, 600_000]);
-        for length in lengths {
-            let values: Vec<f32> = draws.vector(length, 1.0).iter().map(|value| value.abs()).collect();
-            let exact: f64 = values.iter().map(|&value| f64::from(value)).sum();
-            let sum = f64::from(sum_in_torch_order(&values));
-            assert!((sum - exact).abs() <= exact * 1e-6, "{length} values: {sum} against {exact}");
-        }
-    }
 
     #[test]
     fn integers_sum_exactly_so_no_value_is_lost_or_counted_twice() {
@@ -171,21 +158,6 @@ mod tests {
             let values: Vec<f32> = (0..length).map(|index| (index % 13) as f32).collect();
             let exact: u32 = (0..length).map(|index| index % 13).sum();
             assert_eq!(sum_in_torch_order(&values), exact as f32, "{length} values");
-        }
-    }
-
-    #[test]
-    fn equal_scales_come_back_exactly() {
-        let scales = vec![0.375; 300];
-        assert_eq!(BlockScales::nested(scales.clone()).unwrap().values(), scales);
-    }
-
-    #[test]
-    fn nested_scales_come_back_to_one_part_in_a_hundred_of_their_spread() {
-        let scales: Vec<f32> = Draws(12).vector(1000, 0.01).iter().map(|value| 0.1 + value).collect();
-        let nested = BlockScales::nested(scales.clone()).unwrap();
-        for (back, scale) in nested.values().iter().zip(&scales) {
-            assert!((back - scale).abs() < 0.02 * 0.01, "{scale} came back as {back}");
         }
     }
 

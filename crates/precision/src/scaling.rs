@@ -1,128 +1,145 @@
-//! Groups of a matrix's values that share a scale, the storage format of the scale, and its computation from the group's largest magnitude (amax).
+//! Groups of a row's values that share a scale, the storage format of the scale, its computation from the group's largest
+//! magnitude (amax), and the codes of the values: the reference of every kernel that quantizes for storage.
 //!
-//! A matrix is `[rows, columns]`, row-major, and the GEMM sums over its columns. A value is `code x scale`. With `max` the
-//! element's largest number and f32 arithmetic that rounds to nearest even, each step as written:
+//! A matrix is row-major, and the GEMM sums over its columns. A value is `code x scale`. With `max` the element's largest
+//! number and f32 arithmetic that rounds to nearest even, each step as written:
 //!
-//! | scaling | group | scale | value times |
-//! |---|---|---|---|
-//! | [`Scaling::PER_TENSOR`] | all | `amax / max` | `max / amax` |
-//! | [`Scaling::PER_ROW`] | a row (outer vector) | same | same |
-//! | [`Scaling::BLOCK_1X128`], [`Scaling::BLOCK_128X128`] | that block | same | same |
-//! | the same, [`Scaling::with_power_of_two_scales`] | | 2^-e | 2^e, e = floor(log2(`max / amax`)) |
-//! | [`Scaling::MX`] | 1x32 | E8M0, `amax / max` rounded up | 1 / scale |
-//! | [`Scaling::MX_OCP`] | 1x32 | E8M0, 2^(floor(log2 amax) - floor(log2 max)) | 1 / scale |
-//! | [`Scaling::NVFP4`], [`Scaling::NVFP4_16X16`] | 1x16, 16x16 | UE4M3 s = `(amax · T) / max` times f32 t | `T / s` |
+//! | scaling | element | group | scale | value times |
+//! |---|---|---|---|---|
+//! | `PerRow` | E4M3 | a row (outer vector) | f32, `amax / max` | `max / amax` |
+//! | `Mx` | E2M1 | 32 of a row | E8M0, `amax / max` rounded up | 1 / scale |
+//! | `Nvfp4` | E2M1 | 16 of a row | UE4M3 s = `(amax · T) / max` times f32 t | `T / s` |
 //!
-//! where for NVFP4, with the amax of the whole matrix, `t = amax / (448 · max)` and `T = (448 · max) / amax`.
-//! With MX_OCP values beyond `max` saturate: up to a quarter of the group's amax for E2M1.
+//! where for NVFP4, with the amax of the whole matrix, `t = amax / (448 · max)` and `T = (448 · max) / amax`. The code of
+//! `value * factor` is the nearest, on a tie the even one, and saturates.
 //!
 //! Every amax that is zero, tiny or not finite has a defined result:
 //!
 //! - **amax 0 or tiny**: f32 scales, and t of NVFP4, are computed as if amax were at least [`AMAX_FLOOR`], so no scale is 0 or subnormal and no
 //!   factor infinite. E8M0 uses its smallest code, 2^-127. A group of zeros is decoded as zeros with their signs. In NVFP4 a group whose s rounds
 //!   to 0 (amax below 2^-10 of the matrix's amax / 448) is decoded as zeros.
-//! - **A NaN or an infinity** makes the scale NaN, and with it every value of the group: a gradient that overflowed stays
-//!   visible. In NVFP4 t is NaN, which affects the whole matrix.
+//! - **A NaN or an infinity** makes the scale NaN. In NVFP4 t is NaN, which affects the whole matrix. A weight with one is refused.
 //!
 //! TransformerEngine uses scale 1 if amax is 0 or not finite; the decoded values differ only in the latter case.
 //!
-//! Trade-off: a partial group at an edge has a scale like any other; cuBLASLt requires multiples of 16 and more, which its callers check.
+//! Trade-off: values of any type are widened when they are read, so each is widened twice: the first time for the amax.
 
 use crate::e8m0::{self, power_of_two};
-use crate::float::NarrowFloat;
-use crate::rounding::Overflow;
+use crate::float::{Fields, NarrowFloat};
+use crate::rounding;
 use crate::scales::BlockScales;
+use crate::workers;
 
 /// f32 scales are computed as if amax were at least this: 2^-100.
 pub const AMAX_FLOOR: f32 = power_of_two(-100);
 
 /// The groups of values that share a scale, and the scale's storage format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Scaling {
-    group_rows: usize,
-    group_columns: usize,
-    stored: Stored,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scaling {
+    PerRow,
+    Mx,
+    Nvfp4,
 }
-
-/// Storage format of a scale.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Stored {
-    F32,
-    PowerOfTwo,
-    E8m0Up,
-    E8m0Down,
-    Ue4m3,
-}
-
-/// All rows, or all columns.
-const ALL: usize = usize::MAX;
 
 impl Scaling {
-    /// One f32 scale.
-    pub const PER_TENSOR: Self = Self::new(ALL, ALL, Stored::F32);
-    /// One f32 scale per row.
-    pub const PER_ROW: Self = Self::new(1, ALL, Stored::F32);
-    /// One f32 scale per 128 values of a row: activations and gradients of block scaling.
-    pub const BLOCK_1X128: Self = Self::new(1, 128, Stored::F32);
-    /// One f32 scale per square of 128: weights of block scaling.
-    pub const BLOCK_128X128: Self = Self::new(128, 128, Stored::F32);
-    /// One E8M0 scale per 32 values of a row, rounded up, as TransformerEngine quantizes: MXFP8, MXFP4.
-    pub const MX: Self = Self::new(1, 32, Stored::E8m0Up);
-    /// The same with the exponent of the OCP specification, rounded down, so that the largest values may saturate.
-    pub const MX_OCP: Self = Self::new(1, 32, Stored::E8m0Down);
-    /// One UE4M3 scale per 16 values of a row, and one f32 for the matrix.
-    pub const NVFP4: Self = Self::new(1, 16, Stored::Ue4m3);
-    /// One UE4M3 scale per square of 16, and one f32: weights, whose transpose then has the same codes.
-    pub const NVFP4_16X16: Self = Self::new(16, 16, Stored::Ue4m3);
-
-    const fn new(group_rows: usize, group_columns: usize, stored: Stored) -> Self {
-        Self { group_rows, group_columns, stored }
+    /// Returns the format of the codes.
+    pub(crate) const fn element(self) -> NarrowFloat {
+        match self {
+            Self::PerRow => NarrowFloat::E4m3,
+            Self::Mx | Self::Nvfp4 => NarrowFloat::E2m1,
+        }
     }
 
-    /// Returns the same groups with f32 scales that are powers of two, as in TransformerEngine's block scaling.
-    ///
-    /// # Panics
-    /// If the scales are not f32.
-    pub const fn with_power_of_two_scales(self) -> Self {
-        assert!(matches!(self.stored, Stored::F32 | Stored::PowerOfTwo), "only f32 scales become powers of two");
-        Self { stored: Stored::PowerOfTwo, ..self }
-    }
-
-    /// Returns rows and columns of a group in a matrix of this shape.
-    pub const fn group(self, rows: usize, columns: usize) -> [usize; 2] {
-        let [group_rows, group_columns] = [self.group_rows, self.group_columns];
-        [
-            if group_rows < rows { group_rows } else { rows },
-            if group_columns < columns { group_columns } else { columns },
-        ]
+    /// Returns the values of a group in rows of `columns` values.
+    pub(crate) const fn group(self, columns: usize) -> usize {
+        match self {
+            Self::PerRow => columns,
+            Self::Mx => 32,
+            Self::Nvfp4 => 16,
+        }
     }
 
     /// Returns the bytes of a group's scale, and of the matrix's.
     pub(crate) const fn scale_bytes(self) -> [usize; 2] {
-        match self.stored {
-            Stored::F32 | Stored::PowerOfTwo => [size_of::<f32>(), 0],
-            Stored::E8m0Up | Stored::E8m0Down => [1, 0],
-            Stored::Ue4m3 => [1, size_of::<f32>()],
+        match self {
+            Self::PerRow => [size_of::<f32>(), 0],
+            Self::Mx => [1, 0],
+            Self::Nvfp4 => [1, size_of::<f32>()],
         }
     }
 
+    /// Quantizes rows of whole groups, on all cores. Returns the codes (two of E2M1 per byte, the earlier one in the low nibble), and the
+    /// scale of each group.
+    pub(crate) fn quantize<T: Copy + Sync>(
+        self,
+        values: &[T],
+        widen: impl Fn(T) -> f32 + Copy + Send,
+        columns: usize,
+    ) -> (Vec<u8>, BlockScales) {
+        let group = self.group(columns);
+        let (scales, factors) = self.scales(&group_amax(values, widen, group));
+        // Constant fields let the compiler remove the branches of `rounding::encode`.
+        let codes = match self {
+            Self::PerRow => {
+                let code = move |value, by| rounding::encode(Fields::E4M3, widen(value) * by);
+                codes::<_, 1>(values, code, group, &factors)
+            }
+            Self::Mx | Self::Nvfp4 => {
+                let code = move |value, by| rounding::encode(Fields::E2M1, widen(value) * by);
+                codes::<_, 2>(values, code, group, &factors)
+            }
+        };
+        (codes, scales)
+    }
+
     /// Returns the scale of each group, and the factor of its values, from the amax of each.
-    pub(crate) fn scales(self, element: NarrowFloat, amax: &[f32]) -> (BlockScales, Vec<f32>) {
-        let max = element.max();
-        match self.stored {
-            Stored::F32 => {
+    fn scales(self, amax: &[f32]) -> (BlockScales, Vec<f32>) {
+        let max = self.element().max();
+        match self {
+            Self::PerRow => {
                 let (scales, factors) = amax.iter().map(|&amax| f32_scale(amax, max)).unzip();
                 (BlockScales::Float(scales), factors)
             }
-            Stored::PowerOfTwo => {
-                let (scales, factors) = amax.iter().map(|&amax| power_of_two_scale(amax, max)).unzip();
-                (BlockScales::Float(scales), factors)
-            }
-            Stored::E8m0Up => e8m0_scales(amax, |amax| e8m0_up(amax, max)),
-            Stored::E8m0Down => e8m0_scales(amax, |amax| e8m0_down(amax, max)),
-            Stored::Ue4m3 => nvfp4_scales(amax, max),
+            Self::Mx => mx_scales(amax, max),
+            Self::Nvfp4 => nvfp4_scales(amax, max),
         }
     }
+}
+
+/// Computes the codes of all values, `PER_BYTE` per byte, the earlier ones in the lower bits. `code` takes a value and its factor.
+fn codes<T: Copy + Sync, const PER_BYTE: usize>(
+    values: &[T],
+    code: impl Fn(T, f32) -> u8 + Copy + Send,
+    group: usize,
+    factors: &[f32],
+) -> Vec<u8> {
+    let (mut codes, bytes) = (vec![0; values.len() / PER_BYTE], group / PER_BYTE);
+    let span = workers::blocks_per_worker(factors.len(), group);
+    let spans = values.chunks(span * group).zip(codes.chunks_mut(span * bytes)).zip(factors.chunks(span));
+    workers::run(spans.map(|((values, codes), factors)| {
+        move || {
+            for ((values, codes), &factor) in values.chunks(group).zip(codes.chunks_mut(bytes)).zip(factors) {
+                for (values, byte) in values.as_chunks::<PER_BYTE>().0.iter().zip(codes) {
+                    *byte = values.iter().rev().fold(0, |byte, &value| byte << 4 | code(value, factor));
+                }
+            }
+        }
+    }));
+    codes
+}
+
+/// Returns the largest magnitude of each group, or its infinity or NaN if there is one.
+fn group_amax<T: Copy + Sync>(values: &[T], widen: impl Fn(T) -> f32 + Copy + Send, group: usize) -> Vec<f32> {
+    let mut amax = vec![0.0; values.len() / group];
+    let span = workers::blocks_per_worker(amax.len(), group);
+    workers::run(values.chunks(span * group).zip(amax.chunks_mut(span)).map(|(values, amax)| {
+        move || {
+            for (group, amax) in values.chunks(group).zip(amax) {
+                *amax = larger_of(0.0, group.iter().map(|&value| widen(value)));
+            }
+        }
+    }));
+    amax
 }
 
 /// Returns the largest of an amax and the magnitudes of `values`, where infinity and NaN are the largest.
@@ -145,41 +162,26 @@ pub(crate) fn f32_scale(amax: f32, max: f32) -> (f32, f32) {
     }
 }
 
-fn power_of_two_scale(amax: f32, max: f32) -> (f32, f32) {
-    let (_, factor) = f32_scale(amax, max);
-    if factor.is_nan() {
-        return (factor, factor);
-    }
-    // Without its mantissa, the factor is the power of two below it.
-    let factor = f32::from_bits(factor.to_bits() & f32::INFINITY.to_bits());
-    (1.0 / factor, factor)
-}
-
 /// Returns an amax as f32 scales use it; `None` if it is not finite.
 fn floored(amax: f32) -> Option<f32> {
     amax.is_finite().then(|| amax.max(AMAX_FLOOR))
 }
 
-fn e8m0_scales(amax: &[f32], code: impl Fn(f32) -> u8) -> (BlockScales, Vec<f32>) {
-    let codes: Vec<u8> = amax.iter().map(|&amax| if amax.is_finite() { code(amax) } else { e8m0::NAN }).collect();
+fn mx_scales(amax: &[f32], max: f32) -> (BlockScales, Vec<f32>) {
+    let code = |&amax: &f32| {
+        // A finite amax over 6 is far below 2^127.
+        let up = e8m0::up((amax / max).to_bits()).unwrap_or(e8m0::NAN - 1);
+        if amax.is_finite() { up } else { e8m0::NAN }
+    };
+    let codes: Vec<u8> = amax.iter().map(code).collect();
     let factors = codes.iter().map(|&code| e8m0::reciprocal(code)).collect();
     (BlockScales::Narrow { codes, format: NarrowFloat::E8m0, tensor: None }, factors)
-}
-
-fn e8m0_up(amax: f32, max: f32) -> u8 {
-    // A finite amax over at least 6 is far below 2^127.
-    e8m0::up((amax / max).to_bits()).unwrap_or(e8m0::NAN - 1)
-}
-
-fn e8m0_down(amax: f32, max: f32) -> u8 {
-    let largest_exponent = e8m0::down(max.to_bits()) - 127;
-    e8m0::down(amax.to_bits()).saturating_sub(largest_exponent)
 }
 
 fn nvfp4_scales(amax: &[f32], max: f32) -> (BlockScales, Vec<f32>) {
     let (tensor, tensor_factor) = f32_scale(larger(0.0, amax), NarrowFloat::Ue4m3.max() * max);
     let group = |&amax: &f32| {
-        let code = NarrowFloat::Ue4m3.encode(amax * tensor_factor / max, Overflow::Saturate);
+        let code = NarrowFloat::Ue4m3.encode(amax * tensor_factor / max);
         let scale = NarrowFloat::Ue4m3.decode(code);
         (code, if scale == 0.0 { 0.0 } else { tensor_factor / scale })
     };
@@ -190,70 +192,74 @@ fn nvfp4_scales(amax: &[f32], max: f32) -> (BlockScales, Vec<f32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::QuantFormat;
+    use crate::test_values::Draws;
 
-    const ELEMENTS: [NarrowFloat; 3] = [NarrowFloat::E4m3, NarrowFloat::E5m2, NarrowFloat::E2m1];
-    const F32: [Scaling; 4] = [Scaling::PER_TENSOR, Scaling::PER_ROW, Scaling::BLOCK_1X128, Scaling::BLOCK_128X128];
-
-    fn scales(scaling: Scaling, element: NarrowFloat, amax: f32) -> (f32, f32) {
-        let (scales, factors) = scaling.scales(element, &[amax]);
+    fn scale(scaling: Scaling, amax: f32) -> (f32, f32) {
+        let (scales, factors) = scaling.scales(&[amax]);
         (scales.values()[0], factors[0])
     }
 
     #[test]
-    fn no_finite_amax_gives_a_scale_or_factor_that_is_not_a_normal_number() {
-        let amaxes = [0.0, f32::from_bits(1), f32::MIN_POSITIVE, AMAX_FLOOR, 1.0, 6.0, 448.0, 1e30, f32::MAX];
-        for element in ELEMENTS {
-            for scaling in F32.iter().flat_map(|scaling| [*scaling, scaling.with_power_of_two_scales()]) {
-                for amax in amaxes {
-                    let (scale, factor) = scales(scaling, element, amax);
-                    assert!(scale.is_normal() && factor.is_normal() && scale > 0.0, "{element:?} {amax:e}: {scale:e}");
-                    assert!(amax * factor <= element.max() * 1.000_001, "{element:?} {amax:e}");
-                }
-            }
+    fn scales_and_factors_of_rows_are_normal_numbers() {
+        for amax in [0.0, f32::from_bits(1), f32::MIN_POSITIVE, AMAX_FLOOR, 1.0, 6.0, 448.0, 1e30, f32::MAX] {
+            let (scale, factor) = scale(Scaling::PerRow, amax);
+            assert!(scale.is_normal() && factor.is_normal() && scale > 0.0, "{amax:e}: {scale:e}");
+            assert!(amax * factor <= 448.0 * 1.000_001, "{amax:e}");
         }
     }
 
     #[test]
     fn an_amax_that_is_not_finite_gives_nan() {
-        let all = F32.into_iter().chain([Scaling::MX, Scaling::MX_OCP, Scaling::NVFP4, Scaling::NVFP4_16X16]);
-        for scaling in all {
-            for amax in [f32::INFINITY, f32::NAN] {
-                for element in ELEMENTS {
-                    let (scale, _) = scales(scaling, element, amax);
-                    assert!(scale.is_nan(), "{scaling:?} {element:?} {amax}: {scale}");
-                }
-            }
+        for scaling in [Scaling::PerRow, Scaling::Mx, Scaling::Nvfp4] {
+            assert!([f32::INFINITY, f32::NAN].iter().all(|amax| scale(scaling, *amax).0.is_nan()), "{scaling:?}");
+        }
+        assert_eq!(larger(0.0, &[1.0, -3.0, 2.0]), 3.0);
+        assert_eq!(larger(5.0, &[f32::NEG_INFINITY, f32::MAX]), f32::INFINITY);
+        assert!(larger(f32::INFINITY, &[-f32::NAN, 1.0]).is_nan() && larger(f32::NAN, &[f32::INFINITY]).is_nan());
+    }
+
+    #[test]
+    fn e8m0_scales_cover_the_amax() {
+        // 2^k covers amax up to 6 · 2^k.
+        for (amax, expected) in [(6.0, 1.0), (6.1, 2.0), (4.0, 1.0), (8.0, 2.0), (0.0, power_of_two(-127))] {
+            assert_eq!(scale(Scaling::Mx, amax), (expected, 1.0 / expected), "{amax}");
         }
     }
 
     #[test]
-    fn e8m0_scales_have_the_published_exponents() {
-        // 2^k covers amax up to 448 · 2^k (rounded up), or has the exponent of amax less that of 448 (OCP).
-        let cases =
-            [(448.0, 1.0, 1.0), (448.1, 2.0, 1.0), (256.0, 1.0, 1.0), (512.0, 2.0, 2.0), (3.5, 0.0078125, 0.0078125)];
-        for (amax, up, down) in cases {
-            assert_eq!(scales(Scaling::MX, NarrowFloat::E4m3, amax), (up, 1.0 / up), "{amax}");
-            assert_eq!(scales(Scaling::MX_OCP, NarrowFloat::E4m3, amax), (down, 1.0 / down), "{amax}");
-        }
-        for scaling in [Scaling::MX, Scaling::MX_OCP] {
-            assert_eq!(scales(scaling, NarrowFloat::E2m1, 0.0), (power_of_two(-127), power_of_two(127)));
-        }
-        assert_eq!(scales(Scaling::MX_OCP, NarrowFloat::E2m1, 7.9).0, 1.0);
-        assert_eq!(scales(Scaling::MX, NarrowFloat::E2m1, 7.9).0, 2.0);
-    }
-
-    #[test]
-    fn nvfp4_uses_the_whole_range_of_its_scales_and_flushes_tiny_groups() {
-        let (scales, factors) = Scaling::NVFP4.scales(NarrowFloat::E2m1, &[2688.0, 6.0, 0.0, 6.0 * power_of_two(-11)]);
+    fn nvfp4_uses_the_whole_range_and_flushes_tiny_groups() {
+        let (scales, factors) = Scaling::Nvfp4.scales(&[2688.0, 6.0, 0.0, 6.0 * power_of_two(-11)]);
         let (codes, format) = (vec![0x7E, 0x38, 0, 0], NarrowFloat::Ue4m3);
         assert_eq!(scales, BlockScales::Narrow { codes, format, tensor: Some(1.0) });
         assert_eq!(factors, [1.0 / 448.0, 1.0, 0.0, 0.0]);
     }
 
+    /// Half a unit in the last place, or half the smallest number times the scale, and a few parts in 2^24.
     #[test]
-    fn infinity_is_larger_than_any_number_and_nan_larger_than_infinity() {
-        assert_eq!(larger(0.0, &[1.0, -3.0, 2.0]), 3.0);
-        assert_eq!(larger(5.0, &[f32::NEG_INFINITY, f32::MAX]), f32::INFINITY);
-        assert!(larger(f32::INFINITY, &[-f32::NAN, 1.0]).is_nan() && larger(f32::NAN, &[f32::INFINITY]).is_nan());
+    fn every_value_comes_back_within_its_error() {
+        let mut draws = Draws(51);
+        for format in [QuantFormat::Fp8, QuantFormat::Mxfp4, QuantFormat::Nvfp4] {
+            let element = format.scaling().unwrap().element();
+            let half_unit = 1.0 / (2 << element.fields().unwrap().mantissa_bits) as f32;
+            for [rows, columns] in [[1, 32], [5, 160], [300, 512]] {
+                // Rows have different sizes, as in activations.
+                let row = |_| {
+                    let scale = 2_f32.powi(draws.below(8) as i32 - 4);
+                    draws.vector(columns, scale)
+                };
+                let values: Vec<f32> = (0..rows).flat_map(row).collect();
+                let quantized = format.quantize(&values, &[rows, columns]).unwrap();
+                let scales = quantized.scales.block.values();
+                for (index, back) in quantized.dequantize().into_iter().enumerate() {
+                    let (value, scale) = (values[index], scales[index / format.block_size(columns)]);
+                    // In NVFP4 the largest value of a group may be a 16th of its scale beyond the range.
+                    let rounded_scale = if value.abs() > element.max() * scale { value.abs() / 16.0 } else { 0.0 };
+                    let bound = (value.abs() * half_unit).max(scale * element.decode(1) / 2.0).max(rounded_scale);
+                    let error = (back - value).abs();
+                    assert!(error <= bound * 1.000_01, "{format} {value} became {back}");
+                }
+            }
+        }
     }
 }

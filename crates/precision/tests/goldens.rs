@@ -134,7 +134,7 @@ fn nf4_equals_the_cpu_path_of_bitsandbytes() {
 }
 
 #[test]
-fn offsets_of_tensors_with_many_blocks_are_bit_identical_to_bitsandbytes() {
+fn offsets_of_many_blocks_equal_bitsandbytes() {
     let golden = Golden::read("nf4_large_cpu");
     let values = bell(13, 64 * 70_000);
     golden.assert_input("large", &values);
@@ -153,7 +153,7 @@ fn offsets_of_tensors_with_many_blocks_are_bit_identical_to_bitsandbytes() {
 }
 
 #[test]
-fn dequantized_nf4_equals_the_cpu_path_of_bitsandbytes() {
+fn dequantized_nf4_equals_the_cpu_path() {
     let golden = Golden::read("nf4_cpu");
     let small = nf4_cases().into_iter().filter(|(_, values, _)| values.len() <= 1000);
     for (case, values, stored) in small {
@@ -190,7 +190,7 @@ fn nf4_equals_the_cuda_path_of_bitsandbytes() {
 }
 
 #[test]
-fn at_the_decision_points_the_cuda_path_differs_in_the_four_that_are_one_float_away() {
+fn cuda_differs_in_four_decision_points() {
     let golden = Golden::read("nf4_cuda");
     let (case, values, stored) = nf4_cases().into_iter().find(|(case, ..)| *case == "thresholds").unwrap();
     let plain = quantize_case(&golden, case, &values, stored, PLAIN);
@@ -201,7 +201,7 @@ fn at_the_decision_points_the_cuda_path_differs_in_the_four_that_are_one_float_a
 }
 
 #[test]
-fn zero_blocks_get_the_zero_code_here_and_code_zero_on_cuda() {
+fn zero_blocks_get_the_code_of_zero() {
     let golden = Golden::read("nf4_cuda");
     let (case, values, stored) = nf4_cases().into_iter().find(|(case, ..)| *case == "zero_blocks").unwrap();
     let plain = quantize_case(&golden, case, &values, stored, PLAIN);
@@ -254,10 +254,10 @@ fn blockwise_codes_equal_the_cuda_path_of_bitsandbytes() {
 const ADAMW_COUNT: usize = 256 * 3 + 100;
 const ADAMW_STEPS: u32 = 4;
 
-fn adamw_gradients(step: u32, with_bad_values: bool) -> Vec<f32> {
+fn adamw_gradients(step: u32) -> Vec<f32> {
     let mut gradients = scaled(bell(30 + u64::from(step), ADAMW_COUNT), 0.01);
     gradients[256..512].fill(0.0);
-    if with_bad_values && step == 2 {
+    if step == 2 {
         (gradients[600], gradients[601]) = (f32::NAN, f32::INFINITY);
     }
     gradients
@@ -277,20 +277,20 @@ fn adamw_golden(golden: &Golden, step: u32) -> (Vec<f32>, AdamW8bitState) {
 }
 
 /// Takes one step from the preceding golden state. Returns the computed and the golden result.
-fn adamw_step(golden: &Golden, step: u32, with_bad_values: bool) -> [(Vec<f32>, AdamW8bitState); 2] {
+fn adamw_step(golden: &Golden, step: u32) -> [(Vec<f32>, AdamW8bitState); 2] {
     let (mut parameters, mut state) = adamw_golden(golden, step - 1);
-    let gradients = adamw_gradients(step, with_bad_values);
+    let gradients = adamw_gradients(step);
     let config = AdamW8bit { gradient_scale: if step == 3 { 0.5 } else { 1.0 }, ..AdamW8bit::default() };
-    adamw_8bit_reference(&mut parameters, &gradients, &mut state, step, &config).unwrap();
+    adamw_8bit_reference(&mut parameters, &gradients, &mut state, step, &config);
     [(parameters, state), adamw_golden(golden, step)]
 }
 
 #[test]
-fn adamw_8bit_steps_equal_the_cuda_kernel_of_bitsandbytes_up_to_rounding() {
+fn adamw_8bit_equals_the_cuda_kernel_up_to_rounding() {
     let golden = Golden::read("adamw_8bit_cuda");
     let mut different = 0;
     for step in 1..=ADAMW_STEPS {
-        let [(parameters, state), (expected_parameters, expected)] = adamw_step(&golden, step, true);
+        let [(parameters, state), (expected_parameters, expected)] = adamw_step(&golden, step);
         assert!(relative_difference(&parameters, &expected_parameters) < 3e-7, "step {step}: parameters");
         for (moment, expected) in [(&state.first, &expected.first), (&state.second, &expected.second)] {
             assert!(relative_difference(&moment.absmax, &expected.absmax) < 1e-6, "step {step}: scales");
@@ -309,17 +309,4 @@ fn adamw_8bit_steps_equal_the_cuda_kernel_of_bitsandbytes_up_to_rounding() {
     }
     let total = ADAMW_COUNT * 2 * ADAMW_STEPS as usize;
     assert!(different * 1000 <= total, "{different} of {total} codes differ by one");
-}
-
-#[test]
-fn adamw_8bit_steps_stay_close_to_the_cpu_version_of_bitsandbytes() {
-    // It decays before the update, quantizes through the coarse table and does not correct signs: close, not equal.
-    let golden = Golden::read("adamw_8bit_cpu");
-    for step in 1..=ADAMW_STEPS {
-        let [(parameters, state), (expected_parameters, expected)] = adamw_step(&golden, step, false);
-        assert!(relative_difference(&parameters, &expected_parameters) < 1e-6, "step {step}: parameters");
-        for (moment, expected) in [(&state.first, &expected.first), (&state.second, &expected.second)] {
-            assert!(relative_difference(&moment.absmax, &expected.absmax) < 1e-4, "step {step}: scales");
-        }
-    }
 }

@@ -4,35 +4,22 @@
 //! latter, as in transformers. `hidden_activation`, which older versions read, may repeat it.
 //! Not supported: bidirectional attention, and `attention_dropout`, which is ignored.
 
-use super::keys::rope::rope;
-use super::keys::{activation_or, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, size, size_or};
+use super::keys::{Base, Defaults, activation_or, bool_or, gated_mlp};
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::mixer::{AttentionSpec, Mixer};
-use crate::spec::{Activation, LayerNorms, LayerSpec, ModelSpec};
+use crate::spec::{Activation, LayerNorms, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    let hidden_size = size(json, "hidden_size")?;
-    let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or(json, 256)?;
-    let max_position_embeddings = size_or(json, "max_position_embeddings", 8192)?;
-    // One key for all four projections.
-    let attention_bias = bool_or(json, "attention_bias", false)?;
-
-    let attention = AttentionSpec {
-        qkv_bias: attention_bias,
-        output_bias: attention_bias,
-        ..AttentionSpec::new(heads, kv_heads(json, heads, 16)?, head_dim)
-    };
-    let mlp = gated_mlp(json, activation(json)?)?;
-    let layers =
-        vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre }; layer_count(json)?];
-    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
+    let defaults =
+        Defaults { head_dim: Some(256), kv_heads: Some(16), max_position_embeddings: 8192, rms_norm_eps: 1e-6 };
+    let base = Base::read(json, defaults)?.with_bias(false)?;
+    let layers = base.equal_layers(gated_mlp(json, activation(json)?)?, LayerNorms::Pre);
+    let spec = base.model(layers, vec![base.rope()?])?;
     Ok(ModelSpec {
         norm_offset: 1.0,
-        embedding_scale: Some((hidden_size as f64).sqrt()),
+        embedding_scale: Some((spec.hidden_size as f64).sqrt()),
         tie_word_embeddings: bool_or(json, "tie_word_embeddings", true)?,
-        ..model(json, layers, ropes, max_position_embeddings, 1e-6)?
+        ..spec
     })
 }
 
@@ -54,13 +41,14 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::config::ModelConfig;
-    use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
+    use crate::config::tests::refusal_of;
     use crate::error::ArchError;
+    use crate::families::tests::read;
     use crate::spec::Activation;
 
     fn gemma(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
         let changes = [&[("hidden_act", json!("gelu"))], changes].concat();
-        parse(&family_json("GemmaForCausalLM", "gemma", &changes))
+        read("gemma", &changes)
     }
 
     #[test]
@@ -82,11 +70,5 @@ mod tests {
         }
         let message = refusal_of(gemma(&[("hidden_activation", json!("silu"))]));
         assert!(message.contains("`hidden_activation` is \"silu\""), "{message}");
-    }
-
-    #[test]
-    fn both_layouts_give_one_spec() {
-        let new = layout_5_of("GemmaForCausalLM", "gemma", &[("hidden_act", json!("gelu"))]).unwrap();
-        assert_eq!(new.spec, gemma(&[]).unwrap().spec);
     }
 }

@@ -16,14 +16,13 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::tests::{family_json, parse};
+    use crate::families::tests::model;
     use crate::spec::LayerNorms;
 
     #[test]
     fn only_the_norms_differ_from_glm4() {
-        let spec = |architecture, model_type| parse(&family_json(architecture, model_type, &[])).unwrap().spec;
-        let mut expected = spec("Glm4ForCausalLM", "glm4");
+        let mut expected = model("glm4", &[]);
         expected.layers.iter_mut().for_each(|layer| layer.norms = LayerNorms::Pre);
-        assert_eq!(spec("GlmForCausalLM", "glm"), expected);
+        assert_eq!(model("glm", &[]), expected);
     }
 }

@@ -6,39 +6,26 @@
 //! Not supported: `attention_dropout`, which is ignored.
 
 use super::keys::rope::partial_rope;
-use super::keys::{
-    activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, model, positive_or, size, size_or,
-};
+use super::keys::{Base, Defaults, activation, bool_or, experts, positive_or, size_or};
+use super::qwen3_moe::dense;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::mixer::{AttentionSpec, Mixer, QkNorm};
+use crate::mixer::QkNorm;
 use crate::router::{ExpertGroups, RouterScores, RouterSpec, SharedExpertSpec};
-use crate::spec::{ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+use crate::spec::{ExpertNames, LayerNorms, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, heads)?;
-    let layers = layer_count(json)?;
-    let max_position_embeddings = size_or(json, "max_position_embeddings", 131_072)?;
-
-    let attention = AttentionSpec {
-        qk_norm: if bool_or(json, "use_qk_norm", false)? { QkNorm::PerHead } else { QkNorm::None },
-        qkv_bias: bool_or(json, "attention_bias", false)?,
-        ..AttentionSpec::new(heads, kv_heads(json, heads, 8)?, head_dim)
-    };
+    let defaults = Defaults { head_dim: None, kv_heads: Some(8), max_position_embeddings: 131_072, rms_norm_eps: 1e-5 };
+    let mut base = Base::read(json, defaults)?;
+    base.attention.qk_norm = if bool_or(json, "use_qk_norm", false)? { QkNorm::PerHead } else { QkNorm::None };
+    base.attention.qkv_bias = bool_or(json, "attention_bias", false)?;
     let dense_layers = json.usize("first_k_dense_replace")?.unwrap_or(1);
     let layer = |index: usize| {
-        let mlp = if index < dense_layers { dense(json)? } else { mixture(json, layers)? };
-        Ok(LayerSpec { mixer: Mixer::Attention(attention.clone()), mlp, norms: LayerNorms::Pre })
+        let mlp = if index < dense_layers { dense(json, 10_944)? } else { mixture(json, base.count)? };
+        Ok(base.layer(mlp, LayerNorms::Pre, None))
     };
-    let specs = (0..layers).map(layer).collect::<Result<_, ArchError>>()?;
-    let ropes = vec![partial_rope(json, head_dim, max_position_embeddings, 0.5)?];
-    model(json, specs, ropes, max_position_embeddings, 1e-5)
-}
-
-fn dense(json: &JsonObject) -> Result<MlpSpec, ArchError> {
-    let intermediate_size = size_or(json, "intermediate_size", 10_944)?;
-    Ok(MlpSpec::Gated { intermediate_size, activation: activation(json)?, fused: false, bias: false })
+    let layers = (0..base.count).map(layer).collect::<Result<_, ArchError>>()?;
+    base.model(layers, vec![partial_rope(json, &base, 0.5)?])
 }
 
 fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
@@ -92,8 +79,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::config::ModelConfig;
-    use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
+    use crate::config::tests::{family_json, parse, refusal_of};
     use crate::error::ArchError;
+    use crate::families::tests::read;
     use crate::lora::LoraConfig;
     use crate::mixer::QkNorm;
     use crate::module_names::TargetModules;
@@ -111,11 +99,11 @@ mod tests {
     }
 
     fn glm4_moe(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
-        parse(&family_json("Glm4MoeForCausalLM", "glm4_moe", &[&few()[..], changes].concat()))
+        read("glm4_moe", &[&few()[..], changes].concat())
     }
 
     #[test]
-    fn the_first_layers_are_dense_and_a_correction_follows_the_router() {
+    fn dense_layers_come_first_and_routers_are_corrected() {
         let config = glm4_moe(&[("first_k_dense_replace", json!(2)), ("n_shared_experts", json!(3))]).unwrap();
         let spec = config.spec;
         assert_eq!([0, 1, 2].map(|layer: usize| spec.layers[layer].mlp.is_mixture()), [false, false, true]);
@@ -152,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_read_where_they_decide_something_and_must_fit_the_experts() {
+    fn groups_that_decide_something_must_fit_the_experts() {
         let with = |count: usize, chosen: usize, top_k: usize| {
             glm4_moe(&[
                 ("n_routed_experts", json!(8)),
@@ -191,11 +179,5 @@ mod tests {
         assert!(skips("model.layers.3.mlp.gate.weight") && !skips("model.layers.2.mlp.gate.weight"));
         assert!(!skips("model.layers.4.mlp.gate.weight") && !skips("model.norm.weight"));
         assert!(!glm4_moe(&[]).unwrap().skips("model.layers.3.mlp.gate.weight"));
-    }
-
-    #[test]
-    fn both_layouts_give_one_spec() {
-        let old = glm4_moe(&[]).unwrap().spec;
-        assert_eq!(layout_5_of("Glm4MoeForCausalLM", "glm4_moe", &few()).unwrap().spec, old);
     }
 }

@@ -5,43 +5,25 @@
 //! Not supported: `attention_dropout`, which is ignored.
 
 use super::keys::rope::rope_with_theta;
-use super::keys::{
-    activation, bool_or, experts, head_dim_or, kv_heads, layer_count, layer_types, model, positive_or, size, size_or,
-    sliding_window,
-};
+use super::keys::{Base, Defaults, activation, experts, positive_or, size_or, windows_by_pattern};
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::mixer::{AttentionSpec, Mixer};
 use crate::quantization::{QUANTIZATION_CONFIG, Quantization};
 use crate::rope::{Rope, RopeScaling};
 use crate::router::RouterSpec;
-use crate::spec::{Activation, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, SwigluConstants};
+use crate::spec::{Activation, ExpertNames, LayerNorms, MlpSpec, ModelSpec, SwigluConstants};
 
 /// The base where a config names none.
 const THETA: f64 = 150_000.0;
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or(json, 64)?;
-    let count = layer_count(json)?;
-    let max_position_embeddings = size_or(json, "max_position_embeddings", 131_072)?;
-    // One key for all four projections.
-    let attention_bias = bool_or(json, "attention_bias", true)?;
-    let attention = AttentionSpec {
-        qkv_bias: attention_bias,
-        output_bias: attention_bias,
-        sinks: true,
-        ..AttentionSpec::new(heads, kv_heads(json, heads, 8)?, head_dim)
-    };
-    let mlp = mixture(json, count)?;
-    let layer = |window: Option<usize>| LayerSpec {
-        mixer: Mixer::Attention(AttentionSpec { window, ..attention.clone() }),
-        mlp: mlp.clone(),
-        norms: LayerNorms::Pre,
-    };
-    let layers = windows(json, count)?.into_iter().map(layer).collect();
-    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
-    model(json, layers, ropes, max_position_embeddings, 1e-5)
+    let defaults =
+        Defaults { head_dim: Some(64), kv_heads: Some(8), max_position_embeddings: 131_072, rms_norm_eps: 1e-5 };
+    let mut base = Base::read(json, defaults)?.with_bias(true)?;
+    base.attention.sinks = true;
+    let windows = windows_by_pattern(json, base.count, 2, 128)?;
+    let layers = base.layers(&mixture(json, base.count)?, LayerNorms::Pre, windows);
+    base.model(layers, vec![rope(json, &base)?])
 }
 
 fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
@@ -86,23 +68,9 @@ fn is_mxfp4(json: &JsonObject) -> Result<bool, ArchError> {
     }
 }
 
-/// Returns the window of each layer: by `layer_types`, or on every other layer from the first on.
-fn windows(json: &JsonObject, layers: usize) -> Result<Vec<Option<usize>>, ArchError> {
-    let types = match layer_types(json, layers)? {
-        Some(types) => types,
-        None => (0..layers).map(|layer| layer % 2 == 0).collect(),
-    };
-    let window = sliding_window(json, 128)?;
-    if window.is_none() && types.contains(&true) {
-        let rule = "some layers have sliding attention, so it must be a number of tokens";
-        return Err(json.bad("sliding_window", "null", rule));
-    }
-    Ok(types.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
-}
-
 /// Reads the rotary embedding; without any key that of the published models.
-fn rope(json: &JsonObject, head_dim: usize, max_position_embeddings: usize) -> Result<Rope, ArchError> {
-    let rope = rope_with_theta(json, head_dim, max_position_embeddings, THETA)?;
+fn rope(json: &JsonObject, base: &Base<'_>) -> Result<Rope, ArchError> {
+    let rope = rope_with_theta(json, base, THETA)?;
     if json.get("rope_scaling").is_some() || json.get("rope_parameters").is_some() {
         return Ok(rope);
     }
@@ -125,13 +93,14 @@ mod tests {
     use crate::config::ModelConfig;
     use crate::config::tests::{family_json, parse, refusal_of};
     use crate::error::ArchError;
+    use crate::families::tests::read;
     use crate::quantization::QUANTIZATION_CONFIG;
     use crate::rope::RopeScaling;
     use crate::spec::{Activation, MlpSpec, SwigluConstants};
 
     fn gpt_oss(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
         let few = [("num_local_experts", json!(2)), ("num_experts_per_tok", json!(1))];
-        parse(&family_json("GptOssForCausalLM", "gpt_oss", &[&few[..], changes].concat()))
+        read("gpt_oss", &[&few[..], changes].concat())
     }
 
     /// The keys of openai/gpt-oss-20b that decide its sizes and arithmetic.
@@ -175,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_single_experts_with_biases_after_the_router() {
+    fn single_experts_are_named_with_biases_after_routers() {
         let names: Vec<_> = gpt_oss(&[]).unwrap().spec.tensors().into_iter().map(|tensor| tensor.name).collect();
         let of_layer: Vec<_> = names.iter().filter_map(|name| name.strip_prefix("model.layers.1.")).collect();
         let expected = [
@@ -202,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn another_activation_and_another_quantization_are_refused_by_key() {
+    fn another_activation_or_quantization_is_refused() {
         for (key, value) in [
             ("swiglu_limit", json!(0.0)),
             ("swiglu_alpha", json!(1e300)),

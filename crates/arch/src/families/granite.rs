@@ -34,19 +34,13 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
-    use crate::config::ModelConfig;
-    use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
-    use crate::error::ArchError;
-
-    fn granite(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
-        parse(&family_json("GraniteForCausalLM", "granite", changes))
-    }
+    use crate::families::tests::{model, refused};
 
     #[test]
     fn absent_multipliers_are_one_as_in_transformers() {
-        let spec = granite(&[]).unwrap().spec;
+        let spec = model("granite", &[]);
         assert_eq!((spec.attentions().next().unwrap().scale, spec.logits_scaling), (1.0, 1.0));
         assert_eq!((spec.embedding_scale, spec.rounds_embedding_scale), (Some(1.0), false));
         assert_eq!(spec.rms_norm_eps, 1e-5);
@@ -54,31 +48,25 @@ mod tests {
 
     #[test]
     fn the_residual_stream_is_divided_by_the_residual_multiplier() {
-        let spec = granite(&[
-            ("residual_multiplier", json!(0.25)),
-            ("embedding_multiplier", json!(12.0)),
-            ("attention_multiplier", json!(0.015625)),
-            ("logits_scaling", json!(8)),
-        ])
-        .unwrap()
-        .spec;
+        let spec = model(
+            "granite",
+            &[
+                ("residual_multiplier", json!(0.25)),
+                ("embedding_multiplier", json!(12.0)),
+                ("attention_multiplier", json!(0.015625)),
+                ("logits_scaling", json!(8)),
+            ],
+        );
         assert_eq!((spec.embedding_scale, spec.rms_norm_eps), (Some(48.0), 16e-5));
         assert_eq!((spec.attentions().nth(1).unwrap().scale, spec.logits_scaling), (1.0 / 64.0, 8.0));
     }
 
     #[test]
-    fn both_layouts_give_one_spec() {
-        let changes = [("attention_bias", json!(true)), ("mlp_bias", json!(true)), ("logits_scaling", json!(8.0))];
-        let new = layout_5_of("GraniteForCausalLM", "granite", &changes).unwrap();
-        assert_eq!(new.spec, granite(&changes).unwrap().spec);
-    }
-
-    #[test]
     fn a_multiplier_of_zero_is_refused_by_key() {
         for key in ["residual_multiplier", "embedding_multiplier", "attention_multiplier", "logits_scaling"] {
-            let message = refusal_of(granite(&[(key, json!(0))]));
+            let message = refused("granite", &[(key, json!(0))]);
             assert!(message.contains(key) && message.contains("greater than zero"), "{message}");
         }
-        assert!(refusal_of(granite(&[("residual_multiplier", json!(1e-200))])).contains("too close to zero"));
+        assert!(refused("granite", &[("residual_multiplier", json!(1e-200))]).contains("too close to zero"));
     }
 }

@@ -3,42 +3,28 @@
 //! Defaults are those of transformers' `LlamaConfig`.
 //! Not supported: `attention_dropout`, and `pretraining_tp`, which changes the order of sums only; both are ignored.
 
-use super::keys::rope::rope;
-use super::keys::{activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or};
+use super::keys::{Base, Defaults, activation, bool_or, size};
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::mixer::{AttentionSpec, Mixer};
-use crate::spec::{LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+use crate::spec::{LayerNorms, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, heads)?;
-    let max_position_embeddings = size_or(json, "max_position_embeddings", 2048)?;
-    // One key for all four projections.
-    let attention_bias = bool_or(json, "attention_bias", false)?;
-
-    let attention = AttentionSpec {
-        qkv_bias: attention_bias,
-        output_bias: attention_bias,
-        ..AttentionSpec::new(heads, kv_heads(json, heads, heads)?, head_dim)
-    };
+    let defaults = Defaults { head_dim: None, kv_heads: None, max_position_embeddings: 2048, rms_norm_eps: 1e-6 };
+    let base = Base::read(json, defaults)?.with_bias(false)?;
     let mlp = MlpSpec::Gated {
         intermediate_size: size(json, "intermediate_size")?,
         activation: activation(json)?,
         fused: false,
         bias: bool_or(json, "mlp_bias", false)?,
     };
-    let layers =
-        vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre }; layer_count(json)?];
-    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
-    model(json, layers, ropes, max_position_embeddings, 1e-6)
+    base.model(base.equal_layers(mlp, LayerNorms::Pre), vec![base.rope()?])
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::config::tests::{layout_5, refusal_of, tiny};
+    use crate::config::tests::{refusal_of, tiny};
     use crate::mixer::{AttentionSpec, KeysAndValues, Mixer, QkNorm};
     use crate::rope::RopeScaling;
     use crate::spec::{LayerSpec, MlpSpec};
@@ -77,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_bias_covers_all_four_projections_and_mlp_bias_all_three() {
+    fn biases_cover_all_projections_of_their_half() {
         let with = |key| tiny(&[(key, json!(true))]).unwrap().spec.layers[0].clone();
         let attention = with("attention_bias");
         assert!(
@@ -91,13 +77,6 @@ mod tests {
                 && !mlp.mixer.attention().unwrap().qkv_bias
                 && !mlp.mixer.attention().unwrap().output_bias
         );
-    }
-
-    #[test]
-    fn both_layouts_give_one_spec() {
-        assert_eq!(layout_5(&[]).unwrap().spec, tiny(&[]).unwrap().spec);
-        let biases = [("attention_bias", json!(true)), ("mlp_bias", json!(true))];
-        assert_eq!(layout_5(&biases).unwrap().spec, tiny(&biases).unwrap().spec);
     }
 
     #[test]

@@ -5,31 +5,20 @@
 //! Not supported: `attention_dropout`, which is ignored.
 
 use super::keys::rope::rope_with_query_scale;
-use super::keys::{
-    activation, gated_mlp, head_dim_or, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or,
-};
+use super::keys::{Base, Defaults, activation, gated_mlp, given_window};
 use super::mistral::refuse_other_layer_types;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::mixer::{AttentionSpec, Mixer};
-use crate::spec::{LayerNorms, LayerSpec, ModelSpec};
+use crate::spec::{LayerNorms, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    let heads = size(json, "num_attention_heads")?;
-    let head_dim = match json.is_null("head_dim") {
-        true => head_dim_or_quotient(json, heads)?,
-        false => head_dim_or(json, 128)?,
-    };
-    let layers = layer_count(json)?;
-    let max_position_embeddings = size_or(json, "max_position_embeddings", 262_144)?;
-    let window = json.get("sliding_window").map(|_| size(json, "sliding_window")).transpose()?;
-    refuse_other_layer_types(json, layers, window)?;
-
-    let attention = AttentionSpec { window, ..AttentionSpec::new(heads, kv_heads(json, heads, 8)?, head_dim) };
-    let mlp = gated_mlp(json, activation(json)?)?;
-    let layers = vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre }; layers];
-    let ropes = vec![rope_with_query_scale(json, head_dim, max_position_embeddings)?];
-    model(json, layers, ropes, max_position_embeddings, 1e-5)
+    let head_dim = (!json.is_null("head_dim")).then_some(128);
+    let defaults = Defaults { head_dim, kv_heads: Some(8), max_position_embeddings: 262_144, rms_norm_eps: 1e-5 };
+    let mut base = Base::read(json, defaults)?;
+    base.attention.window = given_window(json)?;
+    refuse_other_layer_types(json, base.count, base.attention.window)?;
+    let layers = base.equal_layers(gated_mlp(json, activation(json)?)?, LayerNorms::Pre);
+    base.model(layers, vec![rope_with_query_scale(json, &base)?])
 }
 
 #[cfg(test)]
@@ -37,19 +26,16 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::config::ModelConfig;
-    use crate::config::tests::{family_json, parse, refusal_of};
+    use crate::config::tests::refusal_of;
     use crate::error::ArchError;
+    use crate::families::tests::{model, read};
     use crate::rope::{QueryScale, RopeScaling};
-
-    fn ministral3(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
-        parse(&family_json("Ministral3ForCausalLM", "ministral3", changes))
-    }
 
     fn with_rope(more: Value) -> Result<ModelConfig, ArchError> {
         let mut parameters = json!({"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "mscale": 1.0,
             "mscale_all_dim": 1.0, "original_max_position_embeddings": 16});
         parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        ministral3(&[("rope_theta", Value::Null), ("rope_parameters", parameters)])
+        read("ministral3", &[("rope_theta", Value::Null), ("rope_parameters", parameters)])
     }
 
     #[test]
@@ -67,7 +53,7 @@ mod tests {
         let absent = ["rope_theta", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"];
         let heads = [("num_attention_heads", json!(16)), ("hidden_size", json!(32))];
         let changes = [&absent.map(|key| (key, Value::Null))[..], &heads].concat();
-        let spec = ministral3(&changes).unwrap().spec;
+        let spec = model("ministral3", &changes);
         let attention = &spec.attentions().next().unwrap();
         assert_eq!((attention.head_dim, attention.kv_heads, attention.window), (128, 8, None));
         assert_eq!((spec.max_position_embeddings, spec.rms_norm_eps), (262_144, 1e-5));

@@ -6,36 +6,28 @@
 //! and `attention_dropout`, which are ignored.
 
 use super::keys::rope::partial_rope;
-use super::keys::{activation, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or};
+use super::keys::{Base, Defaults, activation, given_window, size};
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::mixer::{AttentionSpec, Mixer};
 use crate::rope::{Rope, RopeScaling};
-use crate::spec::{LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+use crate::spec::{LayerNorms, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, heads)?;
-    let max_position_embeddings = size_or(json, "max_position_embeddings", 4096)?;
-    let window = json.get("sliding_window").map(|_| size(json, "sliding_window")).transpose()?;
-
-    let attention =
-        AttentionSpec { fused_qkv: true, window, ..AttentionSpec::new(heads, kv_heads(json, heads, heads)?, head_dim) };
+    let defaults = Defaults { head_dim: None, kv_heads: None, max_position_embeddings: 4096, rms_norm_eps: 1e-5 };
+    let mut base = Base::read(json, defaults)?;
+    (base.attention.fused_qkv, base.attention.window) = (true, given_window(json)?);
     let mlp = MlpSpec::Gated {
         intermediate_size: size(json, "intermediate_size")?,
         activation: activation(json)?,
         fused: true,
         bias: false,
     };
-    let layers =
-        vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre }; layer_count(json)?];
-    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
-    model(json, layers, ropes, max_position_embeddings, 1e-5)
+    base.model(base.equal_layers(mlp, LayerNorms::Pre), vec![rope(json, &base)?])
 }
 
 /// Reads plain rotation or longrope. transformers reads "yarn" in a Phi-3 as longrope, so other names are refused rather than taken literally.
-fn rope(json: &JsonObject, head_dim: usize, max_position_embeddings: usize) -> Result<Rope, ArchError> {
-    let rope = partial_rope(json, head_dim, max_position_embeddings, 1.0)?;
+fn rope(json: &JsonObject, base: &Base<'_>) -> Result<Rope, ArchError> {
+    let rope = partial_rope(json, base, 1.0)?;
     match rope.scaling {
         RopeScaling::Default | RopeScaling::LongRope { .. } => Ok(rope),
         RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } | RopeScaling::Yarn { .. } => {
@@ -49,15 +41,9 @@ fn rope(json: &JsonObject, head_dim: usize, max_position_embeddings: usize) -> R
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::config::ModelConfig;
-    use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
-    use crate::error::ArchError;
+    use crate::families::tests::{model, refused};
     use crate::module_names::TargetModules;
     use crate::rope::RopeScaling;
-
-    fn phi3(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
-        parse(&family_json("Phi3ForCausalLM", "phi3", changes))
-    }
 
     /// Returns the keys of heads of 16 columns, 12 of them rotated.
     fn sizes() -> Vec<(&'static str, Value)> {
@@ -70,7 +56,7 @@ mod tests {
 
     #[test]
     fn modules_are_fused_and_lora_names_them() {
-        let spec = phi3(&[]).unwrap().spec;
+        let spec = model("phi3", &[]);
         let names: Vec<_> =
             spec.modules().take(4).map(|(module, _)| (module.name().to_owned(), module.out_features())).collect();
         let expected = [("qkv_proj", 16), ("o_proj", 8), ("gate_up_proj", 24), ("down_proj", 8)];
@@ -82,9 +68,9 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_the_head_is_rotated_and_both_layouts_give_one_spec() {
+    fn a_share_of_the_head_is_rotated() {
         let original = ("original_max_position_embeddings", json!(32));
-        let old = phi3(&[sizes(), vec![("rope_scaling", lists()), original.clone()]].concat()).unwrap().spec;
+        let old = model("phi3", &[sizes(), vec![("rope_scaling", lists()), original]].concat());
         assert_eq!(old.ropes[0].rotary_dim, 12);
         let RopeScaling::LongRope { original_max_position_embeddings, attention_factor, .. } = old.ropes[0].scaling
         else {
@@ -92,25 +78,18 @@ mod tests {
         };
         assert_eq!(original_max_position_embeddings, 32);
         assert!((attention_factor - (1.0 + 2_f64.ln() / 32_f64.ln()).sqrt()).abs() < 1e-12);
-        let mut parameters = lists();
-        let more = [("rope_theta", json!(10_000.0)), ("partial_rotary_factor", json!(0.75))];
-        for (key, value) in more.into_iter().chain([original]) {
-            parameters[key] = value;
-        }
-        let changes = [("hidden_size", json!(64)), ("rope_parameters", parameters)];
-        assert_eq!(layout_5_of("Phi3ForCausalLM", "phi3", &changes).unwrap().spec, old);
-        assert_eq!(phi3(&[("sliding_window", json!(7))]).unwrap().spec.attentions().nth(1).unwrap().window, Some(7));
+        assert_eq!(model("phi3", &[("sliding_window", json!(7))]).attentions().nth(1).unwrap().window, Some(7));
     }
 
     #[test]
     fn what_has_no_arithmetic_here_is_refused_by_key() {
         let linear = json!({"rope_type": "linear", "factor": 2.0});
-        let message = refusal_of(phi3(&[("rope_scaling", linear)]));
+        let message = refused("phi3", &[("rope_scaling", linear)]);
         assert!(message.contains("`rope_scaling`") && message.contains("longrope"), "{message}");
-        let message = refusal_of(phi3(&[sizes(), vec![("partial_rotary_factor", json!(0.2))]].concat()));
+        let message = refused("phi3", &[sizes(), vec![("partial_rotary_factor", json!(0.2))]].concat());
         assert!(message.contains("`partial_rotary_factor` is 0.2") && message.contains("16 columns"), "{message}");
         let message =
-            refusal_of(phi3(&[sizes(), vec![("partial_rotary_factor", json!(1)), ("rope_scaling", lists())]].concat()));
+            refused("phi3", &[sizes(), vec![("partial_rotary_factor", json!(1)), ("rope_scaling", lists())]].concat());
         assert!(message.contains("short_factor` is a list of 6 numbers"), "{message}");
     }
 }

@@ -3,39 +3,27 @@
 //! Defaults are those of transformers' `Qwen2MoeConfig`. Which layers are mixtures is as in Qwen3-MoE.
 //! Not supported: `attention_dropout`, which is ignored.
 
-use super::keys::rope::rope;
-use super::keys::{
-    bool_or, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, size, size_or, sliding_window,
-};
+use super::keys::{Base, Defaults, bool_or, layer_types, size_or, sliding_window};
 use super::qwen3_moe::{dense, mixture, mixture_layers};
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::mixer::{AttentionSpec, Mixer};
 use crate::router::SharedExpertSpec;
-use crate::spec::{LayerNorms, LayerSpec, ModelSpec};
+use crate::spec::{LayerNorms, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, heads)?;
-    let layers = layer_count(json)?;
-    let max_position_embeddings = size_or(json, "max_position_embeddings", 32_768)?;
-
-    let attention = AttentionSpec {
-        qkv_bias: bool_or(json, "qkv_bias", true)?,
-        ..AttentionSpec::new(heads, kv_heads(json, heads, 16)?, head_dim)
-    };
+    let defaults = Defaults { head_dim: None, kv_heads: Some(16), max_position_embeddings: 32_768, rms_norm_eps: 1e-6 };
+    let mut base = Base::read(json, defaults)?;
+    base.attention.qkv_bias = bool_or(json, "qkv_bias", true)?;
     let layer = |(is_mixture, window)| {
         let mlp = match is_mixture {
-            true => mixture(json, layers, [60, 4, 1408], Some(shared_expert(json)?))?,
+            true => mixture(json, base.count, [60, 4, 1408], Some(shared_expert(json)?))?,
             false => dense(json, 5632)?,
         };
-        let attention = AttentionSpec { window, ..attention.clone() };
-        Ok(LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre })
+        Ok(base.layer(mlp, LayerNorms::Pre, window))
     };
-    let kinds = mixture_layers(json, layers)?.into_iter().zip(windows(json, layers)?);
+    let kinds = mixture_layers(json, base.count)?.into_iter().zip(windows(json, base.count)?);
     let layers = kinds.map(layer).collect::<Result<_, ArchError>>()?;
-    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
-    model(json, layers, ropes, max_position_embeddings, 1e-6)
+    base.model(layers, vec![base.rope()?])
 }
 
 /// Reads the expert that every token goes through.
@@ -61,8 +49,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::config::ModelConfig;
-    use crate::config::tests::{family_json, layout_5_of, parse};
+    use crate::config::tests::{family_json, parse};
     use crate::error::ArchError;
+    use crate::families::tests::read;
     use crate::lora::LoraConfig;
     use crate::module_names::TargetModules;
     use crate::tensor_spec::Role;
@@ -79,7 +68,7 @@ mod tests {
     }
 
     fn qwen2_moe(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
-        parse(&family_json("Qwen2MoeForCausalLM", "qwen2_moe", &[&few()[..], changes].concat()))
+        read("qwen2_moe", &[&few()[..], changes].concat())
     }
 
     #[test]
@@ -124,11 +113,5 @@ mod tests {
         };
         assert_eq!(windows(&[]), [true, false, true, false]);
         assert_eq!(windows(&[("max_window_layers", json!(2))]), [true, false, false, false]);
-    }
-
-    #[test]
-    fn both_layouts_give_one_spec() {
-        let old = qwen2_moe(&[]).unwrap().spec;
-        assert_eq!(layout_5_of("Qwen2MoeForCausalLM", "qwen2_moe", &few()).unwrap().spec, old);
     }
 }

@@ -3,62 +3,39 @@
 //! Defaults are those of transformers' `Qwen3Config`: a head of 128 columns whatever the hidden size.
 //! Not supported: `attention_dropout`, which is ignored.
 
-use super::keys::rope::rope;
-use super::keys::{
-    activation, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, size, size_or, windows_by_layer,
-};
+use super::keys::{Base, Defaults, activation, gated_mlp, windows_by_layer};
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::mixer::{AttentionSpec, Mixer, QkNorm};
-use crate::spec::{LayerNorms, LayerSpec, ModelSpec};
+use crate::mixer::QkNorm;
+use crate::spec::{LayerNorms, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or(json, 128)?;
-    let max_position_embeddings = size_or(json, "max_position_embeddings", 32_768)?;
-    let windows = windows_by_layer(json, layer_count(json)?)?;
-    // One key for all four projections.
-    let attention_bias = bool_or(json, "attention_bias", false)?;
-
-    let attention = AttentionSpec {
-        qk_norm: QkNorm::PerHead,
-        qkv_bias: attention_bias,
-        output_bias: attention_bias,
-        ..AttentionSpec::new(heads, kv_heads(json, heads, 32)?, head_dim)
-    };
+    let defaults =
+        Defaults { head_dim: Some(128), kv_heads: Some(32), max_position_embeddings: 32_768, rms_norm_eps: 1e-6 };
+    let mut base = Base::read(json, defaults)?.with_bias(false)?;
+    base.attention.qk_norm = QkNorm::PerHead;
     let mlp = gated_mlp(json, activation(json)?)?;
-    let layer = |window| {
-        let attention = AttentionSpec { window, ..attention.clone() };
-        LayerSpec { mixer: Mixer::Attention(attention), mlp: mlp.clone(), norms: LayerNorms::Pre }
-    };
-    let layers = windows.into_iter().map(layer).collect();
-    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
-    model(json, layers, ropes, max_position_embeddings, 1e-6)
+    let layers = base.layers(&mlp, LayerNorms::Pre, windows_by_layer(json, base.count)?);
+    base.model(layers, vec![base.rope()?])
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
-    use crate::config::ModelConfig;
-    use crate::config::tests::{family_json, layout_5_of, parse};
-    use crate::error::ArchError;
-
-    fn qwen3(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
-        parse(&family_json("Qwen3ForCausalLM", "qwen3", changes))
-    }
+    use crate::families::tests::model;
 
     #[test]
     fn the_head_width_is_128_unless_given() {
-        let head_dim = |changes: &[_]| qwen3(changes).unwrap().spec.attentions().next().unwrap().head_dim;
+        let head_dim = |changes: &[_]| model("qwen3", changes).attentions().next().unwrap().head_dim;
         assert_eq!(head_dim(&[]), 128);
         assert_eq!(head_dim(&[("head_dim", json!(6))]), 6);
-        assert_eq!(qwen3(&[("head_dim", json!(6))]).unwrap().spec.ropes[0].rotary_dim, 6);
+        assert_eq!(model("qwen3", &[("head_dim", json!(6))]).ropes[0].rotary_dim, 6);
     }
 
     #[test]
-    fn queries_and_keys_have_one_norm_per_layer_each_of_the_head_width() {
-        let spec = qwen3(&[("head_dim", json!(6))]).unwrap().spec;
+    fn queries_and_keys_have_norms_of_the_head_width() {
+        let spec = model("qwen3", &[("head_dim", json!(6))]);
         let norms: Vec<_> = spec
             .tensors()
             .into_iter()
@@ -72,17 +49,10 @@ mod tests {
     #[test]
     fn attention_has_biases_only_where_the_key_asks_for_them() {
         let biases = |changes: &[_]| {
-            let attention = qwen3(changes).unwrap().spec.attentions().next().unwrap().clone();
+            let attention = model("qwen3", changes).attentions().next().unwrap().clone();
             (attention.qkv_bias, attention.output_bias)
         };
         assert_eq!(biases(&[]), (false, false));
         assert_eq!(biases(&[("attention_bias", json!(true))]), (true, true));
-    }
-
-    #[test]
-    fn both_layouts_give_one_spec() {
-        let changes = [("head_dim", json!(6))];
-        let new = layout_5_of("Qwen3ForCausalLM", "qwen3", &changes).unwrap();
-        assert_eq!(new.spec, qwen3(&changes).unwrap().spec);
     }
 }

@@ -6,39 +6,25 @@
 
 use serde_json::Value;
 
-use super::keys::rope::rope;
-use super::keys::{
-    activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or, sliding_window,
-};
+use super::keys::{Base, Defaults, activation, bool_or, experts, size_or, sliding_window};
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::mixer::{AttentionSpec, Mixer, QkNorm};
+use crate::mixer::QkNorm;
 use crate::router::{RouterSpec, SharedExpertSpec};
-use crate::spec::{ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+use crate::spec::{ExpertNames, LayerNorms, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, heads)?;
-    let layers = layer_count(json)?;
-    let max_position_embeddings = size_or(json, "max_position_embeddings", 32_768)?;
-    // One key for all four projections, and one window for all layers.
-    let attention_bias = bool_or(json, "attention_bias", false)?;
+    let defaults = Defaults { head_dim: None, kv_heads: Some(4), max_position_embeddings: 32_768, rms_norm_eps: 1e-6 };
+    let mut base = Base::read(json, defaults)?.with_bias(false)?;
+    base.attention.qk_norm = QkNorm::PerHead;
+    // One window for all layers.
     let window = if bool_or(json, "use_sliding_window", false)? { sliding_window(json, 4096)? } else { None };
-
-    let attention = AttentionSpec {
-        qk_norm: QkNorm::PerHead,
-        qkv_bias: attention_bias,
-        output_bias: attention_bias,
-        window,
-        ..AttentionSpec::new(heads, kv_heads(json, heads, 4)?, head_dim)
-    };
     let layer = |is_mixture: bool| {
-        let mlp = if is_mixture { mixture(json, layers, [128, 8, 768], None)? } else { dense(json, 6144)? };
-        Ok(LayerSpec { mixer: Mixer::Attention(attention.clone()), mlp, norms: LayerNorms::Pre })
+        let mlp = if is_mixture { mixture(json, base.count, [128, 8, 768], None)? } else { dense(json, 6144)? };
+        Ok(base.layer(mlp, LayerNorms::Pre, window))
     };
-    let layers = mixture_layers(json, layers)?.into_iter().map(layer).collect::<Result<_, ArchError>>()?;
-    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
-    model(json, layers, ropes, max_position_embeddings, 1e-6)
+    let layers = mixture_layers(json, base.count)?.into_iter().map(layer).collect::<Result<_, ArchError>>()?;
+    base.model(layers, vec![base.rope()?])
 }
 
 /// Reads a mixture under Qwen's names. Absent keys mean these numbers of experts and of experts per token, and this width of one.
@@ -91,15 +77,16 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::config::ModelConfig;
-    use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
+    use crate::config::tests::refusal_of;
     use crate::error::ArchError;
+    use crate::families::tests::read;
     use crate::lora::LoraConfig;
     use crate::module_names::TargetModules;
     use crate::spec::MlpSpec;
 
     fn qwen3_moe(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
         let few = [("num_experts", json!(4)), ("num_experts_per_tok", json!(2)), ("moe_intermediate_size", json!(6))];
-        parse(&family_json("Qwen3MoeForCausalLM", "qwen3_moe", &[&few[..], changes].concat()))
+        read("qwen3_moe", &[&few[..], changes].concat())
     }
 
     fn mixtures(changes: &[(&str, Value)]) -> Vec<bool> {
@@ -108,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn the_step_and_the_list_of_dense_layers_say_which_layers_are_mixtures() {
+    fn step_and_dense_layers_say_which_are_mixtures() {
         assert_eq!(mixtures(&[]), [true; 4]);
         assert_eq!(mixtures(&[("decoder_sparse_step", json!(2))]), [false, true, false, true]);
         assert_eq!(mixtures(&[("mlp_only_layers", json!([0, 3]))]), [false, true, true, false]);
@@ -130,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_have_a_width_of_their_own_and_dense_layers_the_other_one() {
+    fn experts_and_dense_layers_have_their_own_widths() {
         let spec = qwen3_moe(&[("mlp_only_layers", json!([0]))]).unwrap().spec;
         assert_eq!([0, 1].map(|layer: usize| spec.layers[layer].mlp.intermediate_size()), [12, 6]);
         let names: Vec<_> = spec.tensors().into_iter().map(|tensor| tensor.name).collect();
@@ -154,13 +141,5 @@ mod tests {
         assert_eq!(tensors(TargetModules::from_names(vec!["up_proj".to_owned()])), 1 + 4);
         let router = TargetModules::from_names(vec!["gate".to_owned()]);
         assert!(router.resolve(&spec).is_err(), "PEFT adapts no router either");
-    }
-
-    #[test]
-    fn both_layouts_and_both_names_of_the_number_of_experts_give_one_spec() {
-        let old = qwen3_moe(&[]).unwrap().spec;
-        let keys =
-            [("num_local_experts", json!(4)), ("num_experts_per_tok", json!(2)), ("moe_intermediate_size", json!(6))];
-        assert_eq!(layout_5_of("Qwen3MoeForCausalLM", "qwen3_moe", &keys).unwrap().spec, old);
     }
 }

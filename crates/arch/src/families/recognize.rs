@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_family_is_refused_in_a_line_that_names_its_model_type() {
+    fn an_unknown_family_is_refused_by_its_model_type() {
         let message = refusal(&[
             ("architectures", json!(["DbrxForCausalLM"])),
             ("model_type", json!("dbrx")),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn every_postponed_family_is_found_under_its_own_entry_and_none_is_in_the_registry() {
+    fn postponed_families_are_found_and_not_registered() {
         for (at, (start, _)) in POSTPONED.iter().enumerate() {
             assert!(POSTPONED[..at].iter().all(|(other, _)| !start.starts_with(other)), "{start} is hidden");
             assert!(FAMILIES.iter().all(|family| !family.model_type.starts_with(start)), "{start} is there");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn another_architecture_over_the_layers_of_a_family_is_named_itself() {
+    fn another_architecture_over_known_layers_is_named() {
         let message = refusal(&[("architectures", json!(["LlamaForSequenceClassification"]))]);
         assert!(message.contains("LlamaForSequenceClassification") && !message.contains("`model_type`"), "{message}");
     }

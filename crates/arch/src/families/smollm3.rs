@@ -6,48 +6,30 @@
 use serde_json::Value;
 
 use super::keys::rope::rope_with_theta;
-use super::keys::{
-    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, size, size_or, sliding_window,
-};
+use super::keys::{Base, Defaults, activation, bool_or, given_window, size, size_or, windows_by_types};
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::mixer::{AttentionSpec, Mixer};
-use crate::spec::{LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+use crate::spec::{LayerNorms, MlpSpec, ModelSpec};
 
 /// The base of the frequencies when a config names none.
 const DEFAULT_THETA: f64 = 2_000_000.0;
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, heads)?;
-    let max_position_embeddings = size_or(json, "max_position_embeddings", 32_768)?;
-    // One key for all four projections.
-    let attention_bias = bool_or(json, "attention_bias", false)?;
-    let rotated = rotated_layers(json, layer_count(json)?)?;
-    let windows = windows(json, &rotated)?;
-
-    let attention = AttentionSpec {
-        rope: None,
-        qkv_bias: attention_bias,
-        output_bias: attention_bias,
-        ..AttentionSpec::new(heads, kv_heads(json, heads, 4)?, head_dim)
-    };
+    let defaults = Defaults { head_dim: None, kv_heads: Some(4), max_position_embeddings: 32_768, rms_norm_eps: 1e-6 };
+    let base = Base::read(json, defaults)?.with_bias(false)?;
+    let rotated = rotated_layers(json, base.count)?;
     let mlp = MlpSpec::Gated {
         intermediate_size: size(json, "intermediate_size")?,
         activation: activation(json)?,
         fused: false,
         bias: bool_or(json, "mlp_bias", false)?,
     };
-    let layer = |(&rotated, window): (&bool, Option<usize>)| {
-        let attention = AttentionSpec { rope: rotated.then_some(0), window, ..attention.clone() };
-        LayerSpec { mixer: Mixer::Attention(attention), mlp: mlp.clone(), norms: LayerNorms::Pre }
-    };
-    let layers = rotated.iter().zip(windows).map(layer).collect();
-    let ropes = vec![rope_with_theta(json, head_dim, max_position_embeddings, DEFAULT_THETA)?];
-    Ok(ModelSpec {
-        tie_word_embeddings: bool_or(json, "tie_word_embeddings", true)?,
-        ..model(json, layers, ropes, max_position_embeddings, 1e-6)?
-    })
+    let window = if bool_or(json, "use_sliding_window", false)? { given_window(json)? } else { None };
+    let windows = windows_by_types(json, window, rotated.iter().map(|rotated| !rotated).collect())?;
+    let layers = base.layers(&mlp, LayerNorms::Pre, windows);
+    let mut spec = base.model(layers, vec![rope_with_theta(json, &base, DEFAULT_THETA)?])?;
+    spec.attentions_mut().zip(rotated).for_each(|(attention, rotated)| attention.rope = rotated.then_some(0));
+    Ok(ModelSpec { tie_word_embeddings: bool_or(json, "tie_word_embeddings", true)?, ..spec })
 }
 
 /// Returns whether each layer rotates queries and keys: by `no_rope_layers` (in spite of its name, 1 means that the layer rotates), otherwise all but
@@ -73,50 +55,29 @@ fn rotated_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchErr
     flags[..layers].iter().map(is_rotated).collect()
 }
 
-/// Returns the window of each layer; `None` for all unless `use_sliding_window`.
-fn windows(json: &JsonObject, rotated: &[bool]) -> Result<Vec<Option<usize>>, ArchError> {
-    let has_window = bool_or(json, "use_sliding_window", false)? && json.get("sliding_window").is_some();
-    // The default is never used: the key is there.
-    let window = if has_window { sliding_window(json, 1)? } else { None };
-    let Some(types) = layer_types(json, rotated.len())? else {
-        return Ok(rotated.iter().map(|rotated| window.filter(|_| !rotated)).collect());
-    };
-    if window.is_none() && types.contains(&true) {
-        let rule = "`use_sliding_window` is not true or `sliding_window` is null, so such layers have no window";
-        return Err(json.bad("layer_types", "\"sliding_attention\" for some layers", rule));
-    }
-    Ok(types.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
-    use crate::config::ModelConfig;
-    use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
-    use crate::error::ArchError;
-
-    fn smollm3(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
-        parse(&family_json("SmolLM3ForCausalLM", "smollm3", changes))
-    }
+    use crate::families::tests::{model, refused};
 
     fn rotated(changes: &[(&str, Value)]) -> Vec<bool> {
         let more = [&[("num_hidden_layers", json!(5))], changes].concat();
-        smollm3(&more).unwrap().spec.attentions().map(|attention| attention.rope.is_some()).collect()
+        model("smollm3", &more).attentions().map(|attention| attention.rope.is_some()).collect()
     }
 
     #[test]
-    fn every_fourth_layer_is_not_rotated_unless_the_config_says_otherwise() {
+    fn by_default_every_fourth_layer_is_not_rotated() {
         assert_eq!(rotated(&[]), [true, true, true, false, true]);
         assert_eq!(rotated(&[("no_rope_layer_interval", json!(2))]), [true, false, true, false, true]);
         assert_eq!(rotated(&[("no_rope_layers", json!([0, 1, 1, 0, 1]))]), [false, true, true, false, true]);
     }
 
     #[test]
-    fn a_window_is_on_the_layers_without_rotation_or_where_layer_types_say() {
+    fn windows_are_on_unrotated_layers_or_as_types_say() {
         let windows = |changes: &[(&str, Value)]| -> Vec<_> {
             let on = [("no_rope_layers", json!([1, 0])), ("sliding_window", json!(7))];
-            let spec = smollm3(&[&on[..], changes].concat()).unwrap().spec;
+            let spec = model("smollm3", &[&on[..], changes].concat());
             spec.attentions().map(|attention| attention.window).collect()
         };
         let on = ("use_sliding_window", json!(true));
@@ -124,30 +85,23 @@ mod tests {
         assert_eq!(windows(std::slice::from_ref(&on)), [None, Some(7)]);
         let types = ("layer_types", json!(["sliding_attention", "full_attention"]));
         assert_eq!(windows(&[on, types.clone()]), [Some(7), None]);
-        let message = refusal_of(smollm3(&[types]));
+        let message = refused("smollm3", &[types]);
         assert!(message.contains("`layer_types`") && message.contains("use_sliding_window"), "{message}");
     }
 
     #[test]
     fn absent_keys_default_as_transformers_does() {
         let absent = ["rope_theta", "num_key_value_heads", "tie_word_embeddings", "max_position_embeddings"];
-        let spec = smollm3(&absent.map(|key| (key, Value::Null))).unwrap().spec;
+        let spec = model("smollm3", &absent.map(|key| (key, Value::Null)));
         assert_eq!((spec.ropes[0].theta, spec.tie_word_embeddings), (2_000_000.0, true));
         assert_eq!((spec.attentions().next().unwrap().kv_heads, spec.max_position_embeddings), (4, 32_768));
     }
 
     #[test]
-    fn both_layouts_give_one_spec() {
-        let changes = [("no_rope_layers", json!([1, 0])), ("attention_bias", json!(true))];
-        let new = layout_5_of("SmolLM3ForCausalLM", "smollm3", &changes).unwrap();
-        assert_eq!(new.spec, smollm3(&changes).unwrap().spec);
-    }
-
-    #[test]
     fn a_list_of_another_length_or_of_other_values_is_refused() {
-        let refusal = |value| refusal_of(smollm3(&[("no_rope_layers", value)]));
+        let refusal = |value| refused("smollm3", &[("no_rope_layers", value)]);
         assert!(refusal(json!([1])).contains("a list of 1 layers"));
         assert!(refusal(json!([1, 2])).contains("a list of 0 and 1"));
-        assert!(refusal_of(smollm3(&[("no_rope_layer_interval", json!(0))])).contains("at least 1"));
+        assert!(refused("smollm3", &[("no_rope_layer_interval", json!(0))]).contains("at least 1"));
     }
 }

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn content_hash_never_changes_and_distinguishes_tokens_masks_and_lengths() {
+    fn a_content_hash_is_fixed_and_sees_every_difference() {
         let hash = |tokens: &[u32], loss_mask: &[bool]| {
             Example { tokens: tokens.to_vec(), loss_mask: loss_mask.to_vec() }.content_hash()
         };

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn killed_build_leaves_no_usable_file_and_is_swept_once_it_is_dead() {
+    fn a_killed_build_is_unusable_and_swept() {
         let folder = TempDir::new().unwrap();
         let cache = TokenCache::in_folder(folder.path());
         let of_file = key(b"a").with_vocabulary(VOCABULARY);

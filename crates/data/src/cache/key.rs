@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_change_of_a_part_its_name_or_the_layout_changes_the_key_and_nothing_else_does() {
+    fn the_key_changes_with_parts_names_and_layout_alone() {
         let parts: [(&str, &[u8]); 2] = [("data", b"ab"), ("tokenizer", b"c")];
         let key = CacheKey::from_parts(parts);
         assert_eq!(key, CacheKey::from_parts(parts));

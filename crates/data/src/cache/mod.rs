@@ -32,14 +32,14 @@ pub use writer::StoreWriter;
 
 /// An error of writing, finding, reading or splitting tokenized data.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum CacheError {
-    /// The environment defines no folder for the cache.
     #[error(
         "no folder for the cache of tokenized data: neither FIREBRICK_CACHE nor the user's cache folder or home is \
          known. Set FIREBRICK_CACHE to a folder with space for about 2 to 4 bytes per token"
     )]
     NoFolder,
-    /// The operating system refused an operation.
+
     #[error(
         "cannot {doing} {}: {reason}. The cache of tokenized data needs a writable folder with free space; set \
          FIREBRICK_CACHE to another one if this one cannot be used", path.display()
@@ -47,35 +47,27 @@ pub enum CacheError {
     Io {
         /// The operation, as a verb.
         doing: &'static str,
-        /// The file or folder.
         path: PathBuf,
-        /// The operating system's error.
         reason: IoError,
     },
+
     /// A token file that is incomplete, was changed, or is not a token file.
     #[error("{} is damaged: {what}. Delete it; the next run rebuilds it", path.display())]
     Damaged {
-        /// The file.
         path: PathBuf,
         /// The check that failed, with the expected and the found value.
         what: String,
     },
-    /// A token outside the model's vocabulary.
+
     #[error(
         "token {token} in document {document} (counted from 1, in the order of the data) is outside the vocabulary of \
          {vocab_size} tokens: the data was tokenized for another model, or the tokenizer has more tokens than the model"
     )]
-    TokenOutOfRange {
-        /// The token id.
-        token: u32,
-        /// Number of the document, counted from 1.
-        document: usize,
-        /// Size of the vocabulary.
-        vocab_size: usize,
-    },
-    /// More documents than an index can count.
+    TokenOutOfRange { token: u32, document: usize, vocab_size: usize },
+
     #[error("more than {0} documents in one dataset: split it into several runs, or join short documents")]
     TooManyDocuments(usize),
+
     /// A split that would leave one side empty.
     #[error(
         "cannot hold out {0}. Use another share, more data, or a separate evaluation file; of a text file each line is a \

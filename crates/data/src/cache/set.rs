@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn split_keeps_every_document_once_and_in_order_and_does_not_depend_on_the_order() {
+    fn a_split_keeps_documents_once_whatever_their_order() {
         let (train, eval) = documents(0..1000).split(0.1, &[]).unwrap();
         assert_eq!((train.len(), eval.len()), (900, 100));
         assert!(contents(&eval).is_sorted() && contents(&train).is_sorted());

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_render_that_misses_its_deadline_is_an_error_and_the_next_one_works() {
+    fn a_late_render_is_an_error_and_the_next_one_works() {
         // Each instruction compares a megabyte.
         let slow =
             "{% set x = 'a' * 1000000 %}{% for i in range(90000) %}{% if x ~ 'b' == x ~ 'c' %}{% endif %}{% endfor %}";
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_recursion_and_output_are_bounded_and_a_panic_is_an_error() {
+    fn instructions_recursion_and_output_are_bounded() {
         let cases = [
             ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "too many instructions"),
             ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "recursion"),

@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn long_sources_tags_and_chains_are_refused_and_long_strings_are_not() {
+    fn long_sources_are_refused_and_long_strings_are_not() {
         let elif = "{% elif 1 %}".repeat(MAX_BRANCHES + 1);
         for source in [&"x".repeat(MAX_SOURCE + 1), &format!("{{{{ {}1 }}}}", "-".repeat(MAX_TAG)), &elif] {
             assert!(rewrite(source).is_err());

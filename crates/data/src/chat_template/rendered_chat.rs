@@ -12,8 +12,7 @@ use super::dict::{dict, from_json};
 use super::template::{ChatTemplate, REASONING};
 use crate::error::DataError;
 use crate::record_format::{Chat, Turn};
-use crate::skeleton::trimmed;
-use crate::text_marks::{CONTENT_END, CONTENT_START, MARK_END};
+use crate::text_marks::{CONTENT_END, CONTENT_START, MARK_END, trimmed};
 
 pub(crate) struct RenderedChat<'a> {
     pub(crate) template: &'a ChatTemplate,

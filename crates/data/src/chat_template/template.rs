@@ -18,7 +18,6 @@ use super::python_compat::{strftime, to_str};
 use super::{dict, lexer};
 use crate::error::DataError;
 use crate::record_format::fields_weight;
-use crate::skeleton::Skeletons;
 use crate::text_marks::{BLOCK_END, BLOCK_START, find_mark};
 
 const NAME: &str = "chat_template";
@@ -43,7 +42,6 @@ pub struct ChatTemplate {
     marks_generation: bool,
     uses_date: bool,
     defaults: TemplateDefaults,
-    skeletons: Skeletons,
     /// The limit that a render exceeded. Then no thread renders this template again: each such render costs its limit.
     ran_out: Arc<OnceLock<String>>,
 }
@@ -60,8 +58,8 @@ impl ChatTemplate {
             engine::compile(engine::environment(), NAME, rewritten).map_err(|failure| bad(failure.reason()))?;
         let uses_date = source.contains("strftime_now");
         let (environment, source) = (Arc::new(environment), source.to_owned());
-        let (defaults, skeletons, ran_out) = Default::default();
-        Ok(Self { environment, source, special_tokens, marks_generation, uses_date, defaults, skeletons, ran_out })
+        let (defaults, ran_out) = Default::default();
+        Ok(Self { environment, source, special_tokens, marks_generation, uses_date, defaults, ran_out })
     }
 
     /// Fixes the date that `strftime_now` returns, in seconds since 1970 UTC. By default it is the time of loading. A run that is resumed on another
@@ -69,19 +67,16 @@ impl ChatTemplate {
     pub fn set_date(&mut self, unix_seconds: i64) {
         let environment = Arc::make_mut(&mut self.environment);
         environment.add_function("strftime_now", move |format: &str| strftime(format, unix_seconds));
-        self.skeletons.clear();
     }
 
     /// Sets the defaults of conversations.
     pub(crate) fn set_defaults(&mut self, defaults: &TemplateDefaults) {
         self.defaults = defaults.clone();
-        self.skeletons.clear();
     }
 
     /// Replaces the special tokens, which are variables of the template.
     pub(super) fn set_special_tokens(&mut self, special_tokens: &BTreeMap<String, String>) {
         self.special_tokens.clone_from(special_tokens);
-        self.skeletons.clear();
     }
 
     pub(super) fn system_prompt(&self) -> Option<&str> {
@@ -96,10 +91,6 @@ impl ChatTemplate {
     /// Returns the source of the template.
     pub fn source(&self) -> &str {
         &self.source
-    }
-
-    pub(crate) fn skeletons(&self) -> &Skeletons {
-        &self.skeletons
     }
 
     /// Returns whether the template marks the assistant's text with `{% generation %}` blocks.
@@ -237,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_date_is_written_only_where_the_variable_that_replaces_it_is_absent() {
+    fn a_date_is_written_where_no_variable_replaces_it() {
         let source = "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}\
             {% for m in messages %}{% if m.role == 'system' %}{{ date_string }}{% endif %}{{ m.content }}{% endfor %}";
         let mut template = template(source);
@@ -249,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_tells_its_reason_the_roles_and_which_messages_have_no_content() {
+    fn a_failure_tells_reason_roles_and_empty_messages() {
         let mut call = Turn::new("assistant", "");
         call.message.insert("content".to_owned(), Json::Null);
         let raise = "{% if true %}{{ raise_exception('only one system message') }}{% endif %}";
@@ -265,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_far_longer_than_template_and_conversation_is_refused_and_a_long_one_is_not() {
+    fn only_a_far_longer_text_is_refused() {
         let long = "word ".repeat(200_000);
         let chat = Chat::new(&[("user", &long)]);
         let twice = template("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}");

@@ -41,11 +41,6 @@ pub struct LoaderConfig {
 }
 
 impl LoaderConfig {
-    /// Counts the micro-batches (each over all ranks) in `epochs` epochs of `rows` rows.
-    pub fn micro_batches(&self, rows: u64, epochs: u64) -> u64 {
-        (rows * epochs).div_ceil(self.rows_of_all_ranks())
-    }
-
     pub(super) fn rows_of_all_ranks(&self) -> u64 {
         (self.rows_per_batch * self.world_size) as u64
     }

@@ -1,6 +1,6 @@
 //! Locates the text of messages in a rendered conversation by rendering it again with marks, or by comparing prefixes.
 //!
-//! Trade-off: up to three more renders per conversation. Conversations that consist only of texts use skeletons instead.
+//! Trade-off: up to three more renders per conversation.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,8 +11,7 @@ use minijinja::Value;
 use crate::chat_template::RenderedChat;
 use crate::error::DataError;
 use crate::record_format::Chat;
-use crate::skeleton::trimmed;
-use crate::text_marks::{CONTENT_END, CONTENT_START, MARK_END, common_prefix, find_mark};
+use crate::text_marks::{CONTENT_END, CONTENT_START, MARK_END, common_prefix, find_mark, trimmed};
 
 /// Characters that a message header may end with.
 const HEADER_END: [char; 4] = ['>', ']', ':', '\n'];
@@ -50,11 +49,10 @@ fn take_marks(marked: &str, turns: usize) -> (String, Positions, Vec<bool>) {
 }
 
 pub(super) struct SpanFinder<'a> {
-    rendered_chat: &'a RenderedChat<'a>,
-    /// The rendered conversation.
+    pub(super) rendered_chat: &'a RenderedChat<'a>,
     text: &'a str,
     /// The marked messages, the ranges of their contents, and whether each is written; `None` if marks change the output of the template.
-    pub(super) marks: Option<(Vec<Value>, Positions, Vec<bool>)>,
+    marks: Option<(Vec<Value>, Positions, Vec<bool>)>,
     /// The text between a message of a role and an answer.
     prompts: RefCell<HashMap<&'a str, String>>,
     /// The text after an answer without tool calls.

@@ -30,7 +30,7 @@ pub(super) enum SourceFile {
     Hub(HubFile),
 }
 
-/// Hashes files and caches the hashes.
+/// Hashes files. By default it hashes every time.
 #[derive(Debug, Clone, Default)]
 pub struct ContentKeys {
     folder: Option<PathBuf>,
@@ -40,11 +40,6 @@ impl ContentKeys {
     /// Caches hashes in a folder, which is created when needed. If it cannot be written, nothing is cached.
     pub fn cached_in(folder: impl Into<PathBuf>) -> Self {
         Self { folder: Some(folder.into()) }
-    }
-
-    /// Hashes every time.
-    pub fn uncached() -> Self {
-        Self::default()
     }
 
     pub(super) fn of_source(&self, spec: &SourceSpec, format: FileFormat, files: &[SourceFile]) -> SourceResult<u128> {
@@ -145,7 +140,7 @@ mod tests {
         };
         write("one");
         let one = keys.of_file(&file).unwrap();
-        assert_eq!(one, ContentKeys::uncached().of_file(&file).unwrap());
+        assert_eq!(one, ContentKeys::default().of_file(&file).unwrap());
         // A wrong hash in the cache shows that the cache is used.
         let entry = keys.entry_path(&file).unwrap();
         let text = fs::read_to_string(&entry).unwrap();
@@ -154,10 +149,10 @@ mod tests {
         // Size and modification time are the same; on Unix the status change time differs.
         write("two");
         if cfg!(unix) {
-            assert_eq!(keys.of_file(&file).unwrap(), ContentKeys::uncached().of_file(&file).unwrap());
+            assert_eq!(keys.of_file(&file).unwrap(), ContentKeys::default().of_file(&file).unwrap());
         }
         write("three");
-        assert_eq!(keys.of_file(&file).unwrap(), ContentKeys::uncached().of_file(&file).unwrap());
+        assert_eq!(keys.of_file(&file).unwrap(), ContentKeys::default().of_file(&file).unwrap());
     }
 
     #[test]

@@ -32,7 +32,6 @@ pub(super) struct CsvRecords {
     bytes: Bytes,
     delimiter: u8,
     names: Vec<String>,
-    /// Where the row begins.
     place: Place,
     next_line: usize,
     /// Lines that were read; those from `start` on belong to no row yet.

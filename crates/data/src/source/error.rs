@@ -14,48 +14,35 @@ pub(super) type SourceResult<T> = Result<T, SourceError>;
 
 /// An error between a path or Hub id and its records.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum SourceError {
-    /// The operating system could not open or inspect a file.
     #[error("cannot open {}: {reason}", path.display())]
-    Open {
-        /// The file or folder.
-        path: PathBuf,
-        /// The operating system's error.
-        reason: std::io::Error,
-    },
+    Open { path: PathBuf, reason: std::io::Error },
+
     /// A path or Hub id without files to read, or several possible choices among its files.
     #[error("{0}")]
     NotFound(String),
+
     /// Keys of a source that contradict each other or have no effect.
     #[error("{key}: {reason}")]
-    BadSpec {
-        /// The key.
-        key: &'static str,
-        /// The problem, and the remedy.
-        reason: String,
-    },
+    BadSpec { key: &'static str, reason: String },
+
     /// A file that is not what it is read as, is damaged, or lacks a column.
     #[error("{}: {problem}", path.display())]
-    BadFile {
-        /// The file.
-        path: PathBuf,
-        /// The problem, and the remedy.
-        problem: String,
-    },
-    /// A record that cannot be read.
+    BadFile { path: PathBuf, problem: String },
+
     #[error("{place}:{} {problem}", column.map(|column| format!("{column}:")).unwrap_or_default())]
     BadRecord {
-        /// File and line.
         place: Place,
         /// Byte offset in the line, counted from 1, if known.
         column: Option<usize>,
-        /// The problem, and the remedy.
         problem: String,
         /// Whether the records after it can still be read.
         can_continue: bool,
         /// Index of its source in the mixture, and of its file in the source.
         origin: (u32, u32),
     },
+
     /// The Hub or its cache: the network, access, or the disk.
     #[error(transparent)]
     Hub(#[from] firebrick_hub::HubError),

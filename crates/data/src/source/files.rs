@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use firebrick_files::files_below;
 use firebrick_hub::{Hub, HubId, RepoKind};
 use serde_json::Value as Json;
 
@@ -206,8 +207,8 @@ fn files_of_folder(spec: &SourceSpec, folder: &Path) -> SourceResult<(Vec<PathBu
     if let Some(files) = saved_files(folder)? {
         return Ok((files, Vec::new()));
     }
-    let mut found = Vec::new();
-    splits::list_files(folder, "", 0, &mut found)?;
+    let files = files_below(folder).map_err(|(path, reason)| SourceError::Open { path, reason })?;
+    let mut found: Vec<_> = files.into_iter().map(|(name, _)| name).collect();
     found.retain(|path| !splits::describes(path) && !path.to_ascii_uppercase().contains("README"));
     found.sort();
     let formatted = |path: &String| FileFormat::of_name(Path::new(path));

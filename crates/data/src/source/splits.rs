@@ -5,37 +5,14 @@
 //!
 //! Not supported: custom patterns other than those in the dataset's card.
 
-use std::fs;
-use std::path::Path;
-
 use super::error::{SourceError, SourceResult};
 
 pub(super) const TRAIN: &str = "train";
-/// Deeper folders are not entered: a link to a parent would never end.
-const MAX_DEPTH: usize = 32;
 
 /// Returns whether a path (with `/`) is that of a file that describes the data of its folder and contains none.
 pub(super) fn describes(path: &str) -> bool {
     let names = ["state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "metadata.json"];
     names.contains(&path.rsplit('/').next().unwrap_or_default())
-}
-
-/// Lists all files below a folder as paths with `/` after `prefix`, except hidden ones. Links are followed.
-pub(super) fn list_files(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<String>) -> SourceResult<()> {
-    let refused = |reason| SourceError::Open { path: folder.to_owned(), reason };
-    for entry in fs::read_dir(folder).map_err(refused)? {
-        let entry = entry.map_err(refused)?;
-        let (path, name) = (entry.path(), format!("{prefix}{}", entry.file_name().to_string_lossy()));
-        if entry.file_name().to_string_lossy().starts_with('.') {
-            continue;
-        }
-        if path.is_dir() && depth < MAX_DEPTH {
-            list_files(&path, &format!("{name}/"), depth + 1, found)?;
-        } else if path.is_file() {
-            found.push(name);
-        }
-    }
-    Ok(())
 }
 
 /// Returns the split that a path (with `/`) implies.

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_any_file_has_is_one_id_and_stands_in_the_files_that_are_written() {
+    fn a_token_of_any_file_is_one_id_in_written_files() {
         let none = json!({});
         for (keys, file, content) in [
             (json!({ "added_tokens_decoder": { "262": { "content": "<tool>", "special": true } } }), "", none.clone()),

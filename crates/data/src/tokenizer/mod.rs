@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn post_processor_that_adds_a_token_outside_the_vocabulary_is_refused() {
+    fn an_added_token_outside_the_vocabulary_is_refused() {
         let roberta = |sep: u32| {
             json!({
                 "type": "RobertaProcessing", "sep": ["</s>", sep], "cls": ["<s>", BOS], "trim_offsets": true,

@@ -91,7 +91,7 @@ mod tests {
     use crate::test_tokenizer::TestTokenizer;
 
     #[test]
-    fn a_chosen_token_ends_texts_in_templates_and_in_files_that_are_read_again() {
+    fn a_chosen_end_is_in_templates_and_written_files() {
         let folder = TestTokenizer::default().write();
         write(
             folder.path().join("special_tokens_map.json"),

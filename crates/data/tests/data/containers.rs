@@ -118,7 +118,7 @@ fn files(rows: &[Json]) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn the_same_records_give_the_same_tokens_masks_and_counts_in_every_file() {
+fn every_file_of_the_same_records_gives_the_same() {
     let tokenizer = crate::tokenizer("byte_level", Some(TEMPLATE), &crate::config());
     let sets = if std::env::var_os("FIREBRICK_SLOW_TESTS").is_some() { 300 } else { 6 };
     for seed in 0..sets {

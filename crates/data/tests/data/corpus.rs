@@ -69,7 +69,7 @@ fn refuses(content: impl AsRef<[u8]>, words: &[&str]) -> DataError {
 }
 
 #[test]
-fn text_has_one_bos_if_the_tokenizer_config_says_so_and_one_eos_in_the_loss() {
+fn a_text_has_one_bos_as_configured_and_one_eos() {
     let tokenizer = tokenizer();
     for text in ["ab", "<s>ab", "ab</s>", "<s>ab</s>"] {
         let found = examples(read_with(json!({ "text": text }).to_string(), &tokenizer, |_| {}).unwrap());
@@ -80,7 +80,7 @@ fn text_has_one_bos_if_the_tokenizer_config_says_so_and_one_eos_in_the_loss() {
 }
 
 #[test]
-fn documents_have_the_order_of_files_and_rows_for_every_number_of_threads() {
+fn documents_keep_the_order_of_rows_on_any_threads() {
     let folder = TempDir::new().unwrap();
     let rows = |numbers: std::ops::Range<usize>| numbers.map(|number| format!("{{\"text\":\"{number}\"}}\r\n\n"));
     let first = file(&folder, "b.jsonl", format!("\u{feff}{}", rows(0..700).collect::<String>()));
@@ -101,7 +101,7 @@ fn documents_have_the_order_of_files_and_rows_for_every_number_of_threads() {
 }
 
 #[test]
-fn records_that_are_cut_empty_or_without_loss_are_counted_and_the_rest_is_kept() {
+fn bad_records_are_counted_and_the_rest_is_kept() {
     let late = CHAT.replace("\"q\"", &format!("{:?}", "x".repeat(100)));
     let long = CHAT.replace("\"a\"", &format!("{:?}", "x".repeat(100)));
     let plain = format!("{CHAT}\n").repeat(20);
@@ -119,7 +119,7 @@ fn records_that_are_cut_empty_or_without_loss_are_counted_and_the_rest_is_kept()
 }
 
 #[test]
-fn keys_that_no_format_reads_are_named_once_with_the_number_of_records_that_have_them() {
+fn unread_keys_are_named_once_with_their_records() {
     let functions = CHAT.replacen('{', r#"{"functions":[{"name":"f"}],"#, 1);
     let empty = CHAT.replacen('{', r#"{"functions":[],"note":null,"#, 1);
     let alpaca = r#"{"instruction":"q","input":"i","output":"a","system":"s","history":[["b","c"]]}"#;
@@ -174,7 +174,7 @@ fn keys_of_pairs_and_named_keys_are_read() {
 }
 
 #[test]
-fn data_with_nothing_or_too_little_to_train_on_is_refused_with_the_reasons() {
+fn data_with_too_little_to_train_on_is_refused() {
     let refused =
         refuses(format!("{CHAT}\n\n{NO_ASSISTANT}\n"), &["1 of 2 records (50.0 %)", "rows.jsonl:3:", "roles: user"]);
     assert!(matches!(refused, DataError::TooManyBadRows { .. }));
@@ -194,7 +194,7 @@ fn data_with_nothing_or_too_little_to_train_on_is_refused_with_the_reasons() {
 }
 
 #[test]
-fn records_with_a_bad_cell_are_counted_among_the_bad_ones_wherever_they_are() {
+fn bad_cells_are_counted_wherever_they_are() {
     let null = CHAT.replace("\"a\"", "null");
     let plain = format!("{CHAT}\n").repeat(20);
     for (content, line) in [(format!("{plain}{null}\n"), 21), (format!("{null}\n{plain}"), 1)] {
@@ -211,7 +211,7 @@ fn records_with_a_bad_cell_are_counted_among_the_bad_ones_wherever_they_are() {
 }
 
 #[test]
-fn a_source_without_records_and_a_length_of_one_token_are_refused() {
+fn no_records_and_a_length_of_one_token_are_refused() {
     let one = |options: &mut EncodeOptions| options.max_seq_len = 1;
     assert!(matches!(read_with(CHAT, &tokenizer(), one).unwrap_err(), DataError::SequenceTooShort(1)));
     for content in ["", "\n \r\n"] {
@@ -246,7 +246,7 @@ fn errors_about_the_tokenizer_name_the_record_that_needs_it() {
 }
 
 #[test]
-fn cached_documents_equal_those_in_memory_and_their_report_uses_current_file_names() {
+fn cached_documents_equal_those_in_memory() {
     let folder = TempDir::new().unwrap();
     let with_functions = CHAT.replacen('{', r#"{"functions":[{"name":"f"}],"#, 1);
     let rows = format!("{CHAT}\n").repeat(19) + &with_functions + "\n" + NO_ASSISTANT;
@@ -277,7 +277,7 @@ fn every_option_and_the_content_of_a_file_change_the_key() {
     let (one, other) =
         (tokenizer(), tokenizer_with(Some(&TEMPLATE.replace('\n', "")), &json!({ "eos_token": "</s>" })));
     let key = |tokenizer: &Tokenizer, options: &EncodeOptions| {
-        let keys = firebrick_data::ContentKeys::uncached();
+        let keys = firebrick_data::ContentKeys::default();
         corpus(tokenizer, &[&path], options).unwrap().key(&keys).unwrap()
     };
     let options = EncodeOptions::new(64);
@@ -302,7 +302,7 @@ fn held_out_lines(tokenized: Tokenized) -> Vec<u32> {
 }
 
 #[test]
-fn the_same_records_are_held_out_under_any_tokenizer_template_mask_length_and_date() {
+fn the_same_records_are_held_out_under_any_option() {
     // Every tenth record is too long for 40 tokens, and others have no answer.
     let row = |index: usize| match index % 10 {
         0 => CHAT.replace("\"a\"", &format!("\"{}{index}\"", "long ".repeat(40))),
@@ -343,7 +343,7 @@ fn the_same_records_are_held_out_under_any_tokenizer_template_mask_length_and_da
 }
 
 #[test]
-fn texts_are_split_and_chats_are_cut_unless_the_options_say_otherwise() {
+fn by_default_texts_are_split_and_chats_are_cut() {
     let text = json!({ "text": "word ".repeat(100) }).to_string();
     let chat = CHAT.replace("\"a\"", &format!("\"{}\"", "word ".repeat(100)));
     let split = read(text).unwrap();

@@ -54,7 +54,7 @@ fn kinds(encoded: &Encoded) -> Vec<FindingKind> {
 }
 
 #[test]
-fn completion_counts_in_the_loss_and_its_prompt_does_not_as_texts_and_as_messages() {
+fn the_completion_counts_and_its_prompt_does_not() {
     let plain = tokenizer(None);
     let mut options = EncodeOptions::new(100);
     let messages = json!({
@@ -97,7 +97,7 @@ fn a_pair_gives_two_examples_in_which_the_answers_alone_count() {
 
 /// Uses a template that writes a line break after the token that ends the answer; no loss counts it.
 #[test]
-fn cross_entropy_of_a_pair_counts_exactly_its_prompt_and_what_the_preference_loss_counts() {
+fn cross_entropy_of_a_pair_adds_only_its_prompt() {
     let tokenizer = tokenizer(Some(TEMPLATE));
     let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
     let (chosen, rejected) = ([turn("assistant", "good")], [turn("assistant", "bad")]);
@@ -120,7 +120,7 @@ fn cross_entropy_of_a_pair_counts_exactly_its_prompt_and_what_the_preference_los
 }
 
 #[test]
-fn a_pair_that_is_too_long_loses_the_beginning_of_its_prompt_and_is_counted() {
+fn a_long_pair_loses_the_beginning_of_its_prompt() {
     let tokenizer = tokenizer(None);
     let record = json!({ "prompt": "x".repeat(50), "chosen": "good", "rejected": "bad" });
     let whole = encode(&tokenizer, &pair_options(500), &record).unwrap();
@@ -175,7 +175,7 @@ fn alpacas_own_prompt_is_the_same_whatever_the_template() {
 }
 
 #[test]
-fn pretokenized_records_are_used_unchanged_and_checked_against_the_vocabulary() {
+fn pretokenized_records_are_checked_and_unchanged() {
     let tokenizer = tokenizer(None);
     let options = EncodeOptions::new(100);
     let encoded = encode(&tokenizer, &options, &json!({ "input_ids": [7, 8, 9], "labels": [7, -100, 9] })).unwrap();
@@ -245,7 +245,7 @@ fn each_problem_has_its_kind_of_finding() {
 }
 
 #[test]
-fn a_template_that_demands_ids_of_nine_characters_says_so_where_a_call_has_another() {
+fn a_demand_for_ids_of_nine_characters_is_explained() {
     let tokenizer = tokenizer(Some(include_str!("../golden/templates/mistral_tools.jinja")));
     let encoded = |id: Option<&str>| {
         let mut record = chat(&[("user", "q"), ("assistant", ""), ("tool", "4"), ("assistant", "a")]);
@@ -283,7 +283,7 @@ fn diagnosis_counts_records_and_keeps_the_first_places() {
 }
 
 #[test]
-fn more_than_a_fifth_lost_to_the_length_is_a_warning_with_the_shares_and_the_remedy() {
+fn more_than_a_fifth_lost_to_the_length_is_a_warning() {
     let lost = |rows: u64, tokens_cut: u64, rows_kept: u64| {
         let dropped = FindingCount { count: rows, ..FindingCount::default() };
         let findings = [(FindingKind::TooLong, dropped)].into();
@@ -322,7 +322,7 @@ fn too_many_bad_records_and_missing_ends_of_turns_are_refused() {
 }
 
 #[test]
-fn fingerprint_depends_on_the_day_where_a_template_that_reads_the_date_is_used() {
+fn the_fingerprint_has_the_day_where_a_date_is_read() {
     const DAY: i64 = 86_400;
     let dated = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}{{ strftime_now('%d %b %Y') }}");
     let chat = chat(&[("user", "q"), ("assistant", "a")]);
@@ -354,7 +354,7 @@ fn chosen_template_sees_the_date_that_was_set() {
 }
 
 #[test]
-fn flags_select_only_messages_whose_flag_is_true_whatever_their_role() {
+fn flags_select_messages_of_any_role() {
     let tokenizer = tokenizer(Some(TEMPLATE));
     let options = EncodeOptions { train_on: TrainOn::Flags, ..EncodeOptions::new(200) };
     let record = |flags: [Json; 4]| {
@@ -451,7 +451,7 @@ fn chosen_roles_count_in_the_loss_with_the_ends_of_their_turns() {
 }
 
 #[test]
-fn default_arguments_and_system_prompt_reach_every_conversation_that_says_nothing_else() {
+fn defaults_reach_conversations_that_say_nothing_else() {
     let template = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}{{ mode }}|");
     let mut tokenizer = tokenizer(Some(&template));
     let before = tokenizer.fingerprint();
@@ -476,7 +476,7 @@ fn default_arguments_and_system_prompt_reach_every_conversation_that_says_nothin
 }
 
 #[test]
-fn built_in_templates_are_chosen_by_name_where_the_vocabulary_has_their_tokens() {
+fn built_in_templates_need_their_tokens() {
     let mut tokenizer = tokenizer(None);
     let named = |name: &str| TemplateChoice::Named(name.to_owned());
     tokenizer.choose_template(&named("zephyr")).unwrap();

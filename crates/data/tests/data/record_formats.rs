@@ -157,7 +157,7 @@ fn wrong_values_are_named_with_their_place() {
 }
 
 #[test]
-fn columns_of_images_audio_and_video_are_refused_by_name_in_every_format_unless_they_are_empty() {
+fn columns_of_media_are_refused_unless_they_are_empty() {
     let turns = json!([{ "role": "user", "content": "<image>q" }, { "role": "assistant", "content": "a" }]);
     let talk = json!([{ "from": "human", "value": "<image>\nq" }, { "from": "gpt", "value": "a" }]);
     let records = [
@@ -212,7 +212,7 @@ fn numbers_and_booleans_are_texts_where_a_text_is_expected() {
 }
 
 #[test]
-fn a_null_or_no_text_is_a_bad_cell_of_its_record_and_other_keys_are_another_format() {
+fn a_null_is_a_bad_cell_and_not_another_format() {
     let is_bad_cell = |record: Json, format| parse_with(&record, format, &Fields::default()).unwrap_err().is_bad_cell;
     for record in [
         json!({ "instruction": "q", "input": "", "output": null }),
@@ -239,7 +239,7 @@ fn a_null_or_no_text_is_a_bad_cell_of_its_record_and_other_keys_are_another_form
 }
 
 #[test]
-fn null_keys_are_absent_in_calls_and_tools_and_before_other_names_but_not_in_strings() {
+fn null_keys_are_absent_but_not_in_strings() {
     let values = json!({ "a": null, "b": [1, null, { "c": null }] });
     let call = |arguments: Json| json!({ "function": { "name": "f", "arguments": arguments } });
     let (turns, tools) = chat(json!({
@@ -267,7 +267,7 @@ fn the_loss_of_an_assistant_is_its_flag_and_of_others_a_key() {
 }
 
 #[test]
-fn keys_that_look_like_known_ones_are_suggested_with_the_line_to_write() {
+fn similar_keys_are_suggested_with_the_line_to_write() {
     let turns = json!([{ "role": "user", "content": "q" }]);
     for (record, line) in [
         (
@@ -316,7 +316,7 @@ fn common_pairs_of_columns_are_questions_and_answers() {
 }
 
 #[test]
-fn sets_for_preference_training_are_refused_by_name_unless_the_chosen_answers_are_named() {
+fn preference_data_needs_named_answers() {
     let turns = json!([{ "role": "user", "content": "q" }, { "role": "assistant", "content": "a" }]);
     let answer = json!({ "role": "assistant", "content": "a" });
     for (record, remedy) in [
@@ -395,7 +395,7 @@ fn pairs_of_every_shape_have_one_prompt_and_two_answers() {
 }
 
 #[test]
-fn a_prompt_that_is_mapped_to_the_instruction_makes_turns_of_a_pair_of_texts() {
+fn a_mapped_prompt_makes_turns_of_a_pair_of_texts() {
     let names = Fields { instruction: "prompt".to_owned(), ..Fields::default() };
     let record = json!({ "prompt": "q", "chosen": "a", "rejected": "b" });
     let Row::Pair { chosen, rejected } = parse_with(&record, RecordFormat::Preference, &names).unwrap() else {
@@ -447,7 +447,7 @@ fn bare_function_schemas_are_wrapped_as_servers_wrap_them() {
 }
 
 #[test]
-fn parts_with_reasoning_and_tool_calls_become_what_templates_read() {
+fn parts_become_what_templates_read() {
     let call = json!({ "name": "f", "arguments": { "x": 1 } });
     let part = |kind: &str, value: &str| json!({ "type": kind, "value": value });
     let parts = [part("reasoning", "r"), part("text", "a"), part("tool_call", &call.to_string())];
@@ -464,7 +464,7 @@ fn parts_with_reasoning_and_tool_calls_become_what_templates_read() {
 }
 
 #[test]
-fn an_object_with_thousands_of_keys_gives_a_short_error_that_explains_it() {
+fn an_object_of_many_keys_gives_a_short_error() {
     let record: serde_json::Map<String, Json> =
         (0..7000).map(|id| (format!("row-{id}"), json!({ "text": "a" }))).collect();
     let message = parse(record.into()).unwrap_err().to_string();

@@ -137,7 +137,7 @@ fn compare_masks(blocks: bool) -> Vec<(String, usize)> {
 }
 
 #[test]
-fn mask_equals_that_of_transformers_with_generation_blocks_and_without() {
+fn the_mask_equals_that_of_transformers() {
     for blocks in [true, false] {
         assert_eq!(compare_masks(blocks), [], "blocks: {blocks}");
     }

@@ -43,7 +43,7 @@ fn a_process_sees_one_commit_of_a_branch_and_requests_it_once() {
 }
 
 #[test]
-fn a_process_that_learned_from_another_requests_no_listing_and_sees_the_same_commit() {
+fn a_told_process_lists_nothing_and_sees_one_commit() {
     let hub = hub_with_model();
     let (first, second, third) = (Client::new(&hub), Client::new(&hub), Client::new(&hub));
     let main = first.hub();
@@ -84,7 +84,7 @@ fn what_the_cache_knows_is_not_written_again() {
 }
 
 #[test]
-fn a_cache_that_cannot_be_written_is_enough_where_it_holds_every_file() {
+fn a_whole_cache_need_not_be_writable() {
     let hub = hub_with_model();
     let client = Client::new(&hub);
     let model = || client.hub().model(&id("org/tiny"), Need::Weights);
@@ -100,7 +100,7 @@ fn a_cache_that_cannot_be_written_is_enough_where_it_holds_every_file() {
 }
 
 #[test]
-fn the_cache_is_taken_where_nothing_answers_if_it_holds_what_is_needed() {
+fn a_sufficient_cache_is_taken_where_nothing_answers() {
     let hub = hub_with_model();
     let mut client = Client::new(&hub);
     let folder = client.hub().model(&id("org/tiny"), Need::Description).unwrap().folder;
@@ -138,7 +138,7 @@ fn what_neither_the_hub_nor_the_cache_gives_says_so() {
 }
 
 #[test]
-fn a_pinned_commit_that_another_program_downloaded_needs_no_request_if_it_is_a_whole_model() {
+fn a_whole_pinned_model_needs_no_request() {
     let server = Server::new(|_| Answer::new(404, "").with("x-error-code", "RepoNotFound"));
     let client = Client::of(&server.address);
     let commit = "0123456789abcdef0123456789abcdef01234567";

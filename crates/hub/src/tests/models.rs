@@ -41,7 +41,7 @@ fn downloads(hub: &ImitatedHub) -> usize {
 }
 
 #[test]
-fn a_model_is_the_files_that_something_reads_in_the_layout_of_huggingface_hub() {
+fn a_model_has_the_layout_of_huggingface_hub() {
     let hub = hub_with_model();
     let client = Client::new(&hub);
     let model = client.hub().model(&id("org/tiny"), Need::Weights).unwrap();
@@ -65,7 +65,7 @@ fn a_model_is_the_files_that_something_reads_in_the_layout_of_huggingface_hub() 
 }
 
 #[test]
-fn a_description_leaves_the_weights_on_the_hub_and_says_how_large_they_are() {
+fn a_description_says_how_large_the_weights_are() {
     let hub = hub_with_model();
     let client = Client::new(&hub);
     let model = client.hub().model(&id("org/tiny"), Need::Description).unwrap();
@@ -107,7 +107,7 @@ fn an_index_cannot_name_files_outside_the_repository() {
 }
 
 #[test]
-fn a_repository_without_safetensors_says_what_it_has_and_how_to_convert() {
+fn a_model_without_safetensors_says_how_to_convert() {
     let hub = ImitatedHub::new(TOKEN);
     hub.add("org/old", &[("config.json", CONFIG), ("pytorch_model.bin", b"pickle")]);
     hub.add("org/quant", &[("config.json", CONFIG), ("q4.gguf", b"GGUF")]);
@@ -144,7 +144,7 @@ fn a_download_that_breaks_goes_on_where_it_ended() {
 }
 
 #[test]
-fn a_partial_file_of_an_ended_process_is_continued_and_a_wrong_one_is_refused_and_removed() {
+fn partial_files_are_continued_and_wrong_ones_removed() {
     let hub = hub_with_model();
     let client = Client::new(&hub);
     let blobs = client.cache.path().join("models--org--tiny/blobs");
@@ -207,7 +207,7 @@ fn a_pinned_commit_stays_and_a_branch_follows() {
 }
 
 #[test]
-fn offline_reads_what_is_there_names_what_is_not_and_connects_to_nothing() {
+fn offline_reads_the_cache_and_connects_to_nothing() {
     let hub = hub_with_model();
     let client = Client::new(&hub);
     let folder = client.hub().model(&id("org/tiny"), Need::Description).unwrap().folder;
@@ -238,7 +238,7 @@ fn offline_reads_a_cache_that_has_no_listing_of_ours() {
 }
 
 #[test]
-fn the_token_goes_to_the_hub_and_not_to_the_storage_that_it_redirects_to() {
+fn the_token_does_not_go_to_redirected_storage() {
     let storage = Server::new(|_| Answer::new(200, "w"));
     let target = format!("{}/signed?signature=secret", storage.address);
     let commit = "0123456789abcdef0123456789abcdef01234567";
@@ -320,7 +320,7 @@ fn a_body_is_no_longer_than_the_listing_says() {
 }
 
 #[test]
-fn a_file_of_unknown_size_is_whole_at_the_end_of_its_chunks_and_bounded() {
+fn a_file_of_unknown_size_ends_and_is_bounded() {
     let chunked =
         |request: &Request, bytes| Answer::ranged(request, &vec![7; bytes]).with("transfer-encoding", "chunked");
     // The first answer breaks.
@@ -347,7 +347,7 @@ fn a_server_that_always_closes_early_is_left_after_a_few_tries() {
 }
 
 #[test]
-fn no_token_and_no_request_goes_to_another_server_that_names_the_hub() {
+fn nothing_goes_to_a_server_that_only_names_the_hub() {
     let other = Server::new(|_| Answer::new(200, "w").with("etag", "\"x\""));
     let port = other.address.rsplit(':').next().unwrap().to_owned();
     for user in ["", "/"] {
@@ -376,7 +376,7 @@ fn no_message_has_a_secret_of_the_address() {
 }
 
 #[test]
-fn names_that_leave_their_folder_or_control_a_terminal_are_no_files() {
+fn names_that_escape_folder_or_terminal_are_no_files() {
     for name in
         ["../x", "/x", "a/../../x", "a\\..\\x", "a\0", "\u{1b}[2Jx.jsonl", "a\nb", "a\u{9b}1m", "C:x", "a//b", "", "."]
     {

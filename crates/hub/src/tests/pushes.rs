@@ -36,7 +36,7 @@ fn push(client: &Client, folder: &Path) -> Result<Pushed, HubError> {
 }
 
 #[test]
-fn a_folder_becomes_a_commit_with_small_files_in_it_and_large_ones_in_the_storage() {
+fn a_folder_becomes_a_commit_and_stored_large_files() {
     let (hub, folder) = (ImitatedHub::new(TOKEN), adapter());
     let client = Client::new(&hub).with_token();
     let pushed = push(&client, folder.path()).unwrap();

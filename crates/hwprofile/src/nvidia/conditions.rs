@@ -25,7 +25,6 @@ pub struct CardConditions {
 }
 
 impl CardConditions {
-    /// Reads a card.
     pub(crate) fn of(card: &Device<'_>) -> Self {
         Self {
             sm_mhz: card.clock_info(Clock::SM).ok(),

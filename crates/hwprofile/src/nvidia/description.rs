@@ -8,7 +8,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use serde::{Deserialize, Serialize};
 
-use crate::gpu::PciPath;
+use crate::gpu::{PciPath, Pcie};
 use crate::spec::CardClocks;
 
 /// All of NVML's answers.
@@ -41,14 +41,12 @@ pub struct CardDescription {
     pub compute_capability: Option<(u32, u32)>,
     /// Maximum clocks, cores, width of the memory bus; 0 if NVML does not report it.
     pub clocks: CardClocks,
-    /// Clock of the multiprocessors now, MHz.
-    pub sm_mhz_now: Option<u32>,
     /// Power limit in force, mW.
     pub power_limit_mw: Option<u32>,
     /// Power limit as shipped, mW.
     pub power_default_mw: Option<u32>,
-    /// The card's place on the PCI bus.
-    pub pcie: Option<PcieDescription>,
+    /// Its slot at full speed; it is slower when the card idles.
+    pub pcie: Option<Pcie>,
     /// NVLinks that are up.
     pub nvlinks: Vec<NvLinkDescription>,
     /// The way over PCI to each other card.
@@ -57,19 +55,6 @@ pub struct CardDescription {
     pub mig_enabled: bool,
     /// Its partitions.
     pub slices: Vec<SliceDescription>,
-}
-
-/// A PCI Express connection: its current state (slower when the card idles) and its maximum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PcieDescription {
-    /// Generation now.
-    pub generation: u32,
-    /// Largest generation of card and slot.
-    pub max_generation: u32,
-    /// Lanes now.
-    pub width: u32,
-    /// Most lanes of card and slot.
-    pub max_width: u32,
 }
 
 /// One NVLink that is up.
@@ -144,7 +129,6 @@ fn card(nvml: &Nvml, device: &Device<'_>, index: u32, count: u32) -> Result<Card
             cores: device.num_cores().unwrap_or(0),
             bus_bits: device.memory_bus_width().unwrap_or(0),
         },
-        sm_mhz_now: device.clock_info(Clock::SM).ok(),
         power_limit_mw: device.enforced_power_limit().ok(),
         power_default_mw: device.power_management_limit_default().ok(),
         pcie: pcie(device).ok(),
@@ -155,13 +139,8 @@ fn card(nvml: &Nvml, device: &Device<'_>, index: u32, count: u32) -> Result<Card
     })
 }
 
-fn pcie(device: &Device<'_>) -> Result<PcieDescription, NvmlError> {
-    Ok(PcieDescription {
-        generation: device.current_pcie_link_gen()?,
-        max_generation: device.max_pcie_link_gen()?,
-        width: device.current_pcie_link_width()?,
-        max_width: device.max_pcie_link_width()?,
-    })
+fn pcie(device: &Device<'_>) -> Result<Pcie, NvmlError> {
+    Ok(Pcie { generation: device.max_pcie_link_gen()?, lanes: device.max_pcie_link_width()? })
 }
 
 fn nvlinks(device: &Device<'_>) -> Vec<NvLinkDescription> {

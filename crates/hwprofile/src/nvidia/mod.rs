@@ -10,12 +10,12 @@ mod visible;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-use crate::gpu::{Gpu, NvLinks, Pcie, Peer};
+use crate::gpu::{Gpu, NvLinks, Peer};
 use crate::spec::{AcceleratorSpec, Maker};
 
 pub use conditions::{CardConditions, ConditionsReader};
 pub use description::{
-    CardDescription, NvLinkDescription, NvmlDescription, PathDescription, PcieDescription, SliceDescription, describe,
+    CardDescription, NvLinkDescription, NvmlDescription, PathDescription, SliceDescription, describe,
 };
 pub use visible::CudaEnvironment;
 
@@ -71,7 +71,7 @@ fn gpu(seen: &visible::Visible<'_>, description: &NvmlDescription, notes: &mut V
         compute_capability: card.compute_capability,
         clocks: Some(card.clocks),
         power_limit_w: card.power_limit_mw.map(|limit| f64::from(limit) / 1e3),
-        pcie: card.pcie.map(|pcie| Pcie { generation: pcie.max_generation, lanes: pcie.max_width }),
+        pcie: card.pcie,
         nvlink: nvlink(card),
         peers: peers(card, description),
         is_partition: slice.is_some(),

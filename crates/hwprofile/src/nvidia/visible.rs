@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_identifiers_and_partitions_are_shown_in_the_order_of_the_list() {
+    fn cards_are_shown_in_the_order_of_the_list() {
         assert_eq!(shown(Some("1,0")).0, ["1", "0"]);
         assert_eq!(shown(Some("GPU-1aaa, GPU-0")).0, ["1", "0"]);
         assert_eq!(shown(Some("MIG-second")).0, ["MIG-second"]);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_list_whole_cards_are_shown_and_partitions_only_where_nothing_else_is() {
+    fn without_a_list_whole_cards_come_before_partitions() {
         assert_eq!(shown(None), (vec!["0".to_owned(), "1".to_owned()], 0));
         let mut machine = machine();
         machine.cards.drain(..2);

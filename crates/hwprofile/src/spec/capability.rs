@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capability_and_clocks_give_the_rates_of_cards_that_are_in_the_table() {
+    fn capability_and_clocks_give_the_rates_of_the_table() {
         let cards = [
             ("NVIDIA H100 80GB HBM3", (9, 0), [1830, 2619, 16_896, 5120], "h100"),
             ("NVIDIA A100-SXM4-80GB", (8, 0), [1410, 1593, 6912, 5120], "a100"),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn capability_alone_decides_the_kind_and_old_or_silent_cards_have_no_rates() {
+    fn capability_alone_decides_the_kind() {
         let kinds = [
             ((7, 0), HardwareKind::OlderNvidia),
             ((7, 5), HardwareKind::Turing),

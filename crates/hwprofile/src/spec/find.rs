@@ -9,7 +9,6 @@ use std::sync::LazyLock;
 
 use super::types::AcceleratorSpec;
 
-/// The rows.
 static ACCELERATORS: LazyLock<Vec<AcceleratorSpec>> = LazyLock::new(|| {
     // Invariant: the file is part of the program, and a test reads it.
     serde_json::from_str(include_str!("accelerators.json")).expect("accelerators.json has accelerators")
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_accelerators_is_answered_with_how_to_plan_for_them() {
+    fn a_number_of_accelerators_is_answered_with_options() {
         let message = |typed: &str| AcceleratorSpec::named(typed).unwrap_err().to_string();
         for (typed, options) in [
             ("8xh100", "`--for h100 --ranks 8`"),

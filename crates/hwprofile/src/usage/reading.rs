@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reading_is_the_mean_of_rates_the_highest_temperature_and_the_latest_energy() {
+    fn a_reading_joins_its_samples_by_their_kind() {
         let mut totals = Totals::default();
         totals.add(&sample(&[(Gauge::PowerW, 600.0), (Gauge::TemperatureC, 70.0), (Gauge::EnergyJ, 10.0)]));
         let mut second = sample(&[(Gauge::PowerW, 700.0), (Gauge::TemperatureC, 60.0), (Gauge::EnergyJ, 30.0)]);

@@ -151,7 +151,7 @@ pub(crate) fn assert_many_steps<B: Kernels>() {
             gradients[3000] = f32::NEG_INFINITY;
         }
         let got = device_step::<B>(&state, &gradients, step, &config);
-        adamw_8bit_reference(&mut state.0, &gradients, &mut state.1, step, &config).unwrap();
+        adamw_8bit_reference(&mut state.0, &gradients, &mut state.1, step, &config);
         different += assert_equal_up_to_rounding(&got, &state, &format!("step {step}"));
     }
     assert!(different * 1000 <= elements * 2 * 10, "{different} codes differ by one");

@@ -1,17 +1,17 @@
 """Writes the golden files of the narrow floating-point formats.
 
-    python make_float_goldens.py ml_dtypes    writes floats_ml_dtypes, scaled_ml_dtypes, weights_ml_dtypes (.safetensors)
+    python make_float_goldens.py ml_dtypes    writes floats_ml_dtypes, weights_ml_dtypes (.safetensors)
     python make_float_goldens.py torch        writes floats_torch
 
 into this folder, or into the one given as second argument.
 
 Needs numpy, safetensors, and ml_dtypes or torch; the versions used are in each file's safetensors metadata.
 
-`floats_*` has, for each format, the value of every code and the codes of the same inputs; all conversions are those of the
-library. `scaled_ml_dtypes` has whole matrices with their scales: each code and each narrow scale is a conversion by
-ml_dtypes, and the arithmetic around it is numpy's in f32, written from the formulas in `src/scaling.rs`. `weights_ml_dtypes` has
-weights in the storage formats: packed codes, scales, and the values that come back. Inputs of both files are not stored: they
-come from an integer generator that `tests/common/mod.rs` implements identically.
+`floats_*` has, for each format, the value of every code and, but for E8M0, the codes of the same inputs; all conversions are
+those of the library. `weights_ml_dtypes` has weights in the storage formats: packed codes, scales, and the values that come
+back. Each code and each narrow scale is a conversion by ml_dtypes, and the arithmetic around it is numpy's in f32, written from
+the formulas in `src/scaling.rs`. Their values are not stored: they come from an integer generator that `tests/common/mod.rs`
+implements identically.
 """
 
 import sys
@@ -71,7 +71,6 @@ def ml_dtypes_formats():
 
     formats = {
         "e4m3": pair(ml_dtypes.float8_e4m3fn, 8),
-        "e5m2": pair(ml_dtypes.float8_e5m2, 8),
         "e2m1": pair(ml_dtypes.float4_e2m1fn, 4),
         "e8m0": pair(ml_dtypes.float8_e8m0fnu, 8),
     }
@@ -90,7 +89,6 @@ def torch_formats():
 
     formats = {
         "e4m3": pair(torch.float8_e4m3fn, 8),
-        "e5m2": pair(torch.float8_e5m2, 8),
         "e8m0": pair(torch.float8_e8m0fnu, 8),
     }
     return formats, f"torch {torch.__version__}"
@@ -101,6 +99,8 @@ def floats(formats):
     for name, (bits, decode, encode) in formats.items():
         values = decode(np.arange(1 << bits))
         out[f"{name}.values"] = values
+        if name == "e8m0":
+            continue
         points = inputs(values)
         out[f"{name}.inputs"] = points
         with np.errstate(over="ignore"):
@@ -122,20 +122,11 @@ def matrix(rows, columns):
     return values
 
 
-def groups(values, group):
-    """Views of the groups, row-major over their grid."""
-    rows, columns = values.shape
-    height, width = min(group[0], rows), min(group[1], columns)
-    for top in range(0, rows, height):
-        for left in range(0, columns, width):
-            yield slice(top, top + height), slice(left, left + width)
-
-
 def narrow(scaled, dtype, largest):
     return np.clip(scaled, -largest, largest).astype(dtype).view(np.uint8)
 
 
-def scaled(values, group, dtype, largest, kind):
+def scaled(values, width, dtype, largest, kind):
     import ml_dtypes
 
     largest = np.float32(largest)
@@ -143,20 +134,15 @@ def scaled(values, group, dtype, largest, kind):
     scales = []
     whole = np.maximum(np.abs(values).max(), FLOOR)
     tensor, tensor_factor = whole / (np.float32(448) * largest), (np.float32(448) * largest) / whole
-    for place in groups(values, group):
+    rows, columns = values.shape
+    for place in ((row, slice(left, left + width)) for row in range(rows) for left in range(0, columns, width)):
         amax = np.abs(values[place]).max()
         floored = np.maximum(amax, FLOOR)
         if kind == "f32":
             scale, factor = floored / largest, largest / floored
-        elif kind == "power_of_two":
-            factor = np.exp2(np.float32(np.frexp(largest / floored)[1] - 1))
-            scale = np.float32(1) / factor
-        elif kind in ("e8m0_up", "e8m0_down"):
-            if kind == "e8m0_up":
-                mantissa, exponent = np.frexp(amax / largest)
-                exponent = exponent - 1 if mantissa == 0.5 else exponent
-            else:
-                exponent = np.frexp(amax)[1] - np.frexp(largest)[1]
+        elif kind == "e8m0":
+            mantissa, exponent = np.frexp(amax / largest)
+            exponent = exponent - 1 if mantissa == 0.5 else exponent
             exponent = -127 if amax == 0 else max(int(exponent), -127)
             scale = np.array([np.exp2(np.float64(exponent))]).astype(np.float32)
             scale = scale.astype(ml_dtypes.float8_e8m0fnu).view(np.uint8)[0]
@@ -170,37 +156,6 @@ def scaled(values, group, dtype, largest, kind):
     return codes, np.array(scales), np.array([tensor])
 
 
-def matrices():
-    import ml_dtypes
-
-    e4m3, e5m2, e2m1 = (
-        (ml_dtypes.float8_e4m3fn, 448),
-        (ml_dtypes.float8_e5m2, 57344),
-        (ml_dtypes.float4_e2m1fn, 6),
-    )
-    every = 1 << 40
-    cases = {
-        "tensor_e4m3": ((every, every), e4m3, "f32"),
-        "row_e4m3": ((1, every), e4m3, "f32"),
-        "row_e5m2": ((1, every), e5m2, "f32"),
-        "block_1x128_e4m3": ((1, 128), e4m3, "f32"),
-        "block_128x128_e4m3": ((128, 128), e4m3, "power_of_two"),
-        "mxfp8": ((1, 32), e4m3, "e8m0_up"),
-        "mxfp4": ((1, 32), e2m1, "e8m0_up"),
-        "mxfp4_ocp": ((1, 32), e2m1, "e8m0_down"),
-        "nvfp4": ((1, 16), e2m1, "nvfp4"),
-        "nvfp4_16x16": ((16, 16), e2m1, "nvfp4"),
-    }
-    out = {}
-    for name, (group, (dtype, largest), kind) in cases.items():
-        values = matrix(136, 144) if group[0] == 128 else matrix(24, 144)
-        codes, scales, tensor = scaled(values, group, dtype, largest, kind)
-        out[f"{name}.codes"], out[f"{name}.scales"] = codes, scales
-        if kind == "nvfp4":
-            out[f"{name}.tensor"] = tensor
-    return out
-
-
 # ---- weights in the storage formats -------------------------------------------------------------------------------
 
 
@@ -208,15 +163,15 @@ def weights():
     import ml_dtypes
 
     e4m3, e2m1 = (ml_dtypes.float8_e4m3fn, 448), (ml_dtypes.float4_e2m1fn, 6)
-    cases = {"nvfp4": (16, e2m1, "nvfp4"), "mxfp4": (32, e2m1, "e8m0_up"), "fp8": (160, e4m3, "f32")}
+    cases = {"nvfp4": (16, e2m1, "nvfp4"), "mxfp4": (32, e2m1, "e8m0"), "fp8": (160, e4m3, "f32")}
     out = {}
     for name, (width, (dtype, largest), kind) in cases.items():
-        codes, scales, tensor = scaled(matrix(24, 160), (1, width), dtype, largest, kind)
+        codes, scales, tensor = scaled(matrix(24, 160), width, dtype, largest, kind)
         if kind == "nvfp4":
             out[f"{name}.tensor"] = tensor
             factors = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * tensor
         else:
-            factors = scales.view(ml_dtypes.float8_e8m0fnu).astype(np.float32) if kind == "e8m0_up" else scales
+            factors = scales.view(ml_dtypes.float8_e8m0fnu).astype(np.float32) if kind == "e8m0" else scales
         values = codes.view(dtype).astype(np.float32) * np.repeat(factors.reshape(24, -1), width, axis=1)
         packed = codes[:, ::2] | codes[:, 1::2] << 4 if dtype is ml_dtypes.float4_e2m1fn else codes
         out[f"{name}.codes"], out[f"{name}.scales"], out[f"{name}.values"] = packed, scales, values
@@ -230,7 +185,6 @@ def main():
     metadata = {"made_with": made_with}
     save_file(floats(formats), f"{folder}/floats_{library}.safetensors", metadata=metadata)
     if library == "ml_dtypes":
-        save_file(matrices(), f"{folder}/scaled_ml_dtypes.safetensors", metadata=metadata)
         save_file(weights(), f"{folder}/weights_ml_dtypes.safetensors", metadata=metadata)
 
 

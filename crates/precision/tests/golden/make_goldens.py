@@ -1,7 +1,7 @@
 """Writes the golden files of this folder with bitsandbytes.
 
-    python make_goldens.py cpu    writes nf4_cpu, nf4_large_cpu, adamw_8bit_cpu, dynamic_map   (.safetensors)
-    python make_goldens.py cuda   writes nf4_cuda, adamw_8bit_cuda, blockwise_cuda             (needs an NVIDIA GPU)
+    python make_goldens.py cpu    writes nf4_cpu, nf4_large_cpu, dynamic_map        (.safetensors)
+    python make_goldens.py cuda   writes nf4_cuda, adamw_8bit_cuda, blockwise_cuda  (needs an NVIDIA GPU)
 
 Needs torch, numpy, safetensors, bitsandbytes; the versions used are in each file's safetensors metadata. All stored
 results were computed by bitsandbytes; nothing is reimplemented here. Inputs are not stored: they come from an integer
@@ -174,7 +174,7 @@ def blockwise(device):
 
 
 def adamw_8bit(device):
-    """Four steps; each stores the state after it. Block 1 never has a gradient; on CUDA, step 2 meets a NaN and an infinity."""
+    """Four steps; each stores the state after it. Block 1 never has a gradient; step 2 meets a NaN and an infinity."""
     count, steps = 256 * 3 + 100, 4
     signed, unsigned = F.create_dynamic_map(signed=True).to(device), F.create_dynamic_map(signed=False).to(device)
     parameters = torch.from_numpy(bell(30, count)).to(device)
@@ -185,7 +185,7 @@ def adamw_8bit(device):
     for step in range(1, steps + 1):
         gradients = scaled(bell(30 + step, count), 0.01)
         gradients[256:512] = 0
-        if device == "cuda" and step == 2:
+        if step == 2:
             gradients[600], gradients[601] = np.nan, np.inf
         F.optimizer_update_8bit_blockwise(
             "adam", torch.from_numpy(gradients).to(device), parameters, state1, state2,
@@ -201,7 +201,7 @@ def adamw_8bit(device):
 def main():
     device = sys.argv[1]
     files = {
-        "cpu": {"nf4_cpu": nf4, "nf4_large_cpu": nf4_large, "adamw_8bit_cpu": adamw_8bit, "dynamic_map": dynamic_map},
+        "cpu": {"nf4_cpu": nf4, "nf4_large_cpu": nf4_large, "dynamic_map": dynamic_map},
         "cuda": {"nf4_cuda": nf4, "adamw_8bit_cuda": adamw_8bit, "blockwise_cuda": blockwise},
     }[device]
     folder = sys.argv[2] if len(sys.argv) > 2 else "."

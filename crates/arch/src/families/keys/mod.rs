@@ -9,9 +9,10 @@ use serde_json::Value;
 
 use crate::error::ArchError;
 use crate::json::JsonObject;
+use crate::mixer::{AttentionSpec, Mixer};
 use crate::quantization::{QUANTIZATION_CONFIG, Quantization};
 use crate::rope::Rope;
-use crate::spec::{Activation, LayerSpec, MlpSpec, ModelSpec};
+use crate::spec::{Activation, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 /// The largest size of one dimension.
 const MAX_SIZE: usize = 1 << 28;
@@ -22,6 +23,87 @@ const MAX_EXPERTS: usize = 1024;
 /// The largest number of experts of all layers.
 const MAX_ALL_EXPERTS: usize = 1 << 16;
 
+/// What absent keys mean in a family.
+pub(super) struct Defaults {
+    /// Columns of a head; `None`: `hidden_size / num_attention_heads`.
+    pub(super) head_dim: Option<usize>,
+    /// Heads of keys and values; `None`: as many as of queries.
+    pub(super) kv_heads: Option<usize>,
+    pub(super) max_position_embeddings: usize,
+    pub(super) rms_norm_eps: f64,
+}
+
+/// The keys that every family reads.
+pub(super) struct Base<'a> {
+    json: &'a JsonObject<'a>,
+    rms_norm_eps: f64,
+    /// The attention of a layer; as it is read, without biases, norms and window.
+    pub(super) attention: AttentionSpec,
+    pub(super) count: usize,
+    pub(super) max_position_embeddings: usize,
+}
+
+impl<'a> Base<'a> {
+    pub(super) fn read(json: &'a JsonObject<'a>, defaults: Defaults) -> Result<Self, ArchError> {
+        let heads = size(json, "num_attention_heads")?;
+        let head_dim = match defaults.head_dim {
+            Some(default) => head_dim_or(json, default)?,
+            None => head_dim_or_quotient(json, heads)?,
+        };
+        let attention = AttentionSpec::new(heads, kv_heads(json, heads, defaults.kv_heads.unwrap_or(heads))?, head_dim);
+        let max_position_embeddings = size_or(json, "max_position_embeddings", defaults.max_position_embeddings)?;
+        let (count, rms_norm_eps) = (layer_count(json)?, defaults.rms_norm_eps);
+        Ok(Self { json, rms_norm_eps, attention, count, max_position_embeddings })
+    }
+
+    /// Reads `attention_bias`, one key for all four projections.
+    pub(super) fn with_bias(mut self, absent: bool) -> Result<Self, ArchError> {
+        let bias = bool_or(self.json, "attention_bias", absent)?;
+        (self.attention.qkv_bias, self.attention.output_bias) = (bias, bias);
+        Ok(self)
+    }
+
+    /// Reads the one rotary embedding of whole heads.
+    pub(super) fn rope(&self) -> Result<Rope, ArchError> {
+        rope::rope(self.json, self)
+    }
+
+    /// Returns layers that differ in nothing.
+    pub(super) fn equal_layers(&self, mlp: MlpSpec, norms: LayerNorms) -> Vec<LayerSpec> {
+        vec![self.layer(mlp, norms, self.attention.window); self.count]
+    }
+
+    /// Returns layers that differ in their windows alone.
+    pub(super) fn layers(&self, mlp: &MlpSpec, norms: LayerNorms, windows: Vec<Option<usize>>) -> Vec<LayerSpec> {
+        windows.into_iter().map(|window| self.layer(mlp.clone(), norms, window)).collect()
+    }
+
+    pub(super) fn layer(&self, mlp: MlpSpec, norms: LayerNorms, window: Option<usize>) -> LayerSpec {
+        let attention = AttentionSpec { window, ..self.attention.clone() };
+        LayerSpec { mixer: Mixer::Attention(attention), mlp, norms }
+    }
+
+    /// Builds a model of these layers with the constants of most families: norms multiply by their weights; embedding and logits are not scaled.
+    pub(super) fn model(&self, layers: Vec<LayerSpec>, ropes: Vec<Rope>) -> Result<ModelSpec, ArchError> {
+        let json = self.json;
+        Ok(ModelSpec {
+            vocab_size: size(json, "vocab_size")?,
+            hidden_size: size(json, "hidden_size")?,
+            layers,
+            ropes,
+            rms_norm_eps: positive_or(json, "rms_norm_eps", self.rms_norm_eps)?,
+            norm_offset: 0.0,
+            embedding_scale: None,
+            rounds_embedding_scale: true,
+            logits_scaling: 1.0,
+            logit_soft_cap: None,
+            tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
+            max_position_embeddings: self.max_position_embeddings,
+            initializer_range: positive_or(json, "initializer_range", 0.02)?,
+        })
+    }
+}
+
 /// Reads a required size of at least 1.
 pub(super) fn size(json: &JsonObject, key: &str) -> Result<usize, ArchError> {
     let value = json.required(key, json.usize(key)?, "a whole number")?;
@@ -29,7 +111,7 @@ pub(super) fn size(json: &JsonObject, key: &str) -> Result<usize, ArchError> {
 }
 
 /// Reads the required number of layers.
-pub(super) fn layer_count(json: &JsonObject) -> Result<usize, ArchError> {
+fn layer_count(json: &JsonObject) -> Result<usize, ArchError> {
     let key = "num_hidden_layers";
     in_range(json, key, size(json, key)?, MAX_LAYERS)
 }
@@ -83,7 +165,7 @@ fn in_range(json: &JsonObject, key: &str, value: usize, max: usize) -> Result<us
 }
 
 /// Reads `num_key_value_heads`, which must divide `heads`. A null means `heads`; an absent key means `absent`.
-pub(super) fn kv_heads(json: &JsonObject, heads: usize, absent: usize) -> Result<usize, ArchError> {
+fn kv_heads(json: &JsonObject, heads: usize, absent: usize) -> Result<usize, ArchError> {
     let key = "num_key_value_heads";
     let default = if json.is_null(key) { heads } else { absent };
     let kv_heads = json.usize(key)?.unwrap_or(default);
@@ -94,7 +176,7 @@ pub(super) fn kv_heads(json: &JsonObject, heads: usize, absent: usize) -> Result
 }
 
 /// Reads `head_dim`, which must be even; `hidden_size / heads` if the key is absent.
-pub(super) fn head_dim_or_quotient(json: &JsonObject, heads: usize) -> Result<usize, ArchError> {
+fn head_dim_or_quotient(json: &JsonObject, heads: usize) -> Result<usize, ArchError> {
     let hidden_size = size(json, "hidden_size")?;
     if json.get("head_dim").is_none() && !hidden_size.is_multiple_of(heads) {
         let rule = format!("it must divide hidden_size ({hidden_size}) when head_dim is not given");
@@ -104,7 +186,7 @@ pub(super) fn head_dim_or_quotient(json: &JsonObject, heads: usize) -> Result<us
 }
 
 /// Reads `head_dim`, which must be even, with a default.
-pub(super) fn head_dim_or(json: &JsonObject, default: usize) -> Result<usize, ArchError> {
+fn head_dim_or(json: &JsonObject, default: usize) -> Result<usize, ArchError> {
     let head_dim = json.usize("head_dim")?.unwrap_or(default);
     if head_dim == 0 || head_dim % 2 == 1 || head_dim > MAX_SIZE {
         let rule = "it (or hidden_size / num_attention_heads) must be even: rotary embedding rotates pairs of columns";
@@ -133,31 +215,6 @@ pub(super) fn gated_mlp(json: &JsonObject, activation: Activation) -> Result<Mlp
     Ok(MlpSpec::Gated { intermediate_size, activation, fused: false, bias: false })
 }
 
-/// Builds a model of these layers with the constants of most families: norms multiply by their weights; embedding and logits are not scaled.
-pub(super) fn model(
-    json: &JsonObject,
-    layers: Vec<LayerSpec>,
-    ropes: Vec<Rope>,
-    max_position_embeddings: usize,
-    rms_norm_eps: f64,
-) -> Result<ModelSpec, ArchError> {
-    Ok(ModelSpec {
-        vocab_size: size(json, "vocab_size")?,
-        hidden_size: size(json, "hidden_size")?,
-        layers,
-        ropes,
-        rms_norm_eps: positive_or(json, "rms_norm_eps", rms_norm_eps)?,
-        norm_offset: 0.0,
-        embedding_scale: None,
-        rounds_embedding_scale: true,
-        logits_scaling: 1.0,
-        logit_soft_cap: None,
-        tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
-        max_position_embeddings,
-        initializer_range: positive_or(json, "initializer_range", 0.02)?,
-    })
-}
-
 /// Reads a soft cap greater than zero; `None` if the key is null, `absent` if it is absent.
 pub(super) fn soft_cap(json: &JsonObject, key: &str, absent: Option<f64>) -> Result<Option<f64>, ArchError> {
     match (json.is_null(key), absent) {
@@ -168,17 +225,18 @@ pub(super) fn soft_cap(json: &JsonObject, key: &str, absent: Option<f64>) -> Res
 }
 
 /// Returns the window of each of `layers` layers: by `layer_types`, or without them one full layer after `pattern - 1` sliding ones (Gemma). The
-/// window is `sliding_window`, by default 4096 tokens.
+/// window is `sliding_window`; an absent key means `absent` tokens.
 pub(super) fn windows_by_pattern(
     json: &JsonObject,
     layers: usize,
     pattern: usize,
+    absent: usize,
 ) -> Result<Vec<Option<usize>>, ArchError> {
     let types = match layer_types(json, layers)? {
         Some(types) => types,
         None => (1..=layers).map(|layer| layer % pattern != 0).collect(),
     };
-    let window = sliding_window(json, 4096)?;
+    let window = sliding_window(json, absent)?;
     if window.is_none() && types.contains(&true) {
         return Err(json.bad(
             "sliding_window",
@@ -204,21 +262,33 @@ pub(super) fn refuse_quantized(json: &JsonObject) -> Result<(), ArchError> {
 /// Without `use_sliding_window` no layer has a window (Qwen2 and Qwen3).
 pub(super) fn windows_by_layer(json: &JsonObject, layers: usize) -> Result<Vec<Option<usize>>, ArchError> {
     let window = if bool_or(json, "use_sliding_window", false)? { sliding_window(json, 4096)? } else { None };
-    let Some(types) = layer_types(json, layers)? else {
-        let first = json.usize("max_window_layers")?.unwrap_or(28);
-        return Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect());
-    };
-    if window.is_none() && types.contains(&true) {
+    let first = json.usize("max_window_layers")?.unwrap_or(28);
+    windows_by_types(json, window, (0..layers).map(|layer| layer >= first).collect())
+}
+
+/// Returns `window` for the layers that `layer_types` names, or without that key for those of `absent`.
+pub(super) fn windows_by_types(
+    json: &JsonObject,
+    window: Option<usize>,
+    absent: Vec<bool>,
+) -> Result<Vec<Option<usize>>, ArchError> {
+    let types = layer_types(json, absent.len())?;
+    if window.is_none() && types.as_ref().is_some_and(|types| types.contains(&true)) {
         let rule = "`use_sliding_window` is not true or `sliding_window` is null, so such layers have no window";
         return Err(json.bad("layer_types", "\"sliding_attention\" for some layers", rule));
     }
-    Ok(types.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
+    Ok(types.unwrap_or(absent).into_iter().map(|sliding| window.filter(|_| sliding)).collect())
 }
 
 /// Reads `sliding_window` in tokens; `None` if it is null, `absent` if the key is absent.
 pub(super) fn sliding_window(json: &JsonObject, absent: usize) -> Result<Option<usize>, ArchError> {
     let key = "sliding_window";
     if json.is_null(key) { Ok(None) } else { size_or(json, key, absent).map(Some) }
+}
+
+/// Reads `sliding_window` in tokens; `None` if it is null or absent.
+pub(super) fn given_window(json: &JsonObject) -> Result<Option<usize>, ArchError> {
+    json.get("sliding_window").map(|_| size(json, "sliding_window")).transpose()
 }
 
 /// Reads `layer_types`: whether each layer has sliding attention.

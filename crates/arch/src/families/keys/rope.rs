@@ -5,9 +5,11 @@
 
 use serde_json::Value;
 
+use super::{Base, positive_or};
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::rope::{QueryScale, Rope, RopeScaling};
+use crate::spec::ModelSpec;
 
 /// The base when a config names none, as in transformers.
 const DEFAULT_THETA: f64 = 10_000.0;
@@ -19,12 +21,8 @@ const QUERY_SCALE: &str = "llama_4_scaling_beta";
 ///
 /// # Errors
 /// Ill-typed keys, scalings that are not supported, rotation of a part of the head, and one rotary embedding per layer type.
-pub(in crate::families) fn rope(
-    json: &JsonObject,
-    head_dim: usize,
-    max_position_embeddings: usize,
-) -> Result<Rope, ArchError> {
-    rope_with_theta(json, head_dim, max_position_embeddings, DEFAULT_THETA)
+pub(in crate::families) fn rope(json: &JsonObject, base: &Base<'_>) -> Result<Rope, ArchError> {
+    rope_with_theta(json, base, DEFAULT_THETA)
 }
 
 /// Does the same as [`rope`] for a family with another default base.
@@ -33,30 +31,25 @@ pub(in crate::families) fn rope(
 /// Those of [`rope`].
 pub(in crate::families) fn rope_with_theta(
     json: &JsonObject,
-    head_dim: usize,
-    max_position_embeddings: usize,
+    base: &Base<'_>,
     default_theta: f64,
 ) -> Result<Rope, ArchError> {
     let nested = nested(json)?;
     if let Some(rope) = &nested {
         refuse_query_scale(rope)?;
     }
-    whole(json, nested.as_ref(), head_dim, max_position_embeddings, default_theta)
+    whole(json, nested.as_ref(), base, default_theta)
 }
 
 /// Reads a [`rope`] with queries that grow with their position (Ministral 3); without any key the embedding of the published models.
 ///
 /// # Errors
 /// Those of [`rope`], and an embedding without the growth of queries, which transformers does not load.
-pub(in crate::families) fn rope_with_query_scale(
-    json: &JsonObject,
-    head_dim: usize,
-    max_position_embeddings: usize,
-) -> Result<Rope, ArchError> {
-    let Some(nested) = nested(json)? else { return published_ministral3(json, head_dim) };
-    let rope = whole(json, Some(&nested), head_dim, max_position_embeddings, DEFAULT_THETA)?;
+pub(in crate::families) fn rope_with_query_scale(json: &JsonObject, base: &Base<'_>) -> Result<Rope, ArchError> {
+    let Some(nested) = nested(json)? else { return published_ministral3(json, base.attention.head_dim) };
+    let rope = whole(json, Some(&nested), base, DEFAULT_THETA)?;
     let beta = nested.required(QUERY_SCALE, nested.f64(QUERY_SCALE)?, "a number")?;
-    let original_max_position_embeddings = original_max(json, &nested, max_position_embeddings)?;
+    let original_max_position_embeddings = original_max(json, &nested, base.max_position_embeddings)?;
     let query_scale = (beta != 0.0).then_some(QueryScale { beta, original_max_position_embeddings });
     Ok(Rope { query_scale, ..rope })
 }
@@ -82,10 +75,10 @@ fn published_ministral3(json: &JsonObject, head_dim: usize) -> Result<Rope, Arch
 /// Those of [`rope`], and a share that is not above 0 and at most 1, or that gives an odd number of columns.
 pub(in crate::families) fn partial_rope(
     json: &JsonObject,
-    head_dim: usize,
-    max_position_embeddings: usize,
+    base: &Base<'_>,
     default_factor: f64,
 ) -> Result<Rope, ArchError> {
+    let head_dim = base.attention.head_dim;
     let key = "partial_rotary_factor";
     let nested = nested(json)?;
     if let Some(rope) = &nested {
@@ -100,7 +93,7 @@ pub(in crate::families) fn partial_rope(
         let rule = format!("it must be above 0 and at most 1, and an even number of a head's {head_dim} columns");
         return Err(json.bad(key, factor, rule));
     }
-    read(json, nested.as_ref(), rotary_dim, max_position_embeddings, DEFAULT_THETA)
+    read(json, nested.as_ref(), rotary_dim, base.max_position_embeddings, DEFAULT_THETA)
 }
 
 /// Reads the two rotary embeddings of a family that has one per layer type (Gemma 3): full attention, then sliding attention. transformers 4 writes
@@ -110,10 +103,10 @@ pub(in crate::families) fn partial_rope(
 /// Those of [`rope`], and `rope_parameters` that are not nested by type.
 pub(in crate::families) fn ropes_by_layer_type(
     json: &JsonObject,
-    head_dim: usize,
-    max_position_embeddings: usize,
+    base: &Base<'_>,
     [default_theta, default_local_theta]: [f64; 2],
-) -> Result<[Rope; 2], ArchError> {
+) -> Result<Vec<Rope>, ArchError> {
+    let (head_dim, max_position_embeddings) = (base.attention.head_dim, base.max_position_embeddings);
     refuse_partial(json)?;
     let by_type = json.object("rope_parameters")?;
     let full = by_type.as_ref().map(|types| types.object("full_attention")).transpose()?.flatten();
@@ -130,23 +123,30 @@ pub(in crate::families) fn ropes_by_layer_type(
         refuse_partial(nested)?;
         refuse_query_scale(nested)?;
     }
-    let local_theta = positive_theta(json, "rope_local_base_freq", default_local_theta)?;
+    let local_theta = positive_or(json, "rope_local_base_freq", default_local_theta)?;
     let full = read(json, full.as_ref(), head_dim, max_position_embeddings, default_theta)?;
     let sliding = match sliding {
         Some(nested) => {
-            let theta = positive_theta(&nested, "rope_theta", local_theta)?;
+            let theta = positive_or(&nested, "rope_theta", local_theta)?;
             let original_max = original_max(&nested, &nested, max_position_embeddings)?;
             let scaling = scaling(&nested, head_dim, original_max, max_position_embeddings)?;
             Rope::new(theta, scaling, head_dim)
         }
         None => Rope::new(local_theta, RopeScaling::Default, head_dim),
     };
-    Ok([full, sliding])
+    Ok(vec![full, sliding])
 }
 
-fn positive_theta(json: &JsonObject, key: &str, default: f64) -> Result<f64, ArchError> {
-    let theta = json.f64(key)?.unwrap_or(default);
-    if theta.is_finite() && theta > 0.0 { Ok(theta) } else { Err(json.bad(key, theta, "it must be greater than zero")) }
+/// Indices into the ropes of [`ropes_by_layer_type`].
+pub(in crate::families) const FULL: usize = 0;
+pub(in crate::families) const SLIDING: usize = 1;
+
+/// Gives each layer the rotary embedding of its type.
+pub(in crate::families) fn by_layer_type(mut spec: ModelSpec) -> ModelSpec {
+    for attention in spec.attentions_mut() {
+        attention.rope = Some(if attention.window.is_some() { SLIDING } else { FULL });
+    }
+    spec
 }
 
 /// Returns `rope_scaling`, or `rope_parameters` if that is absent or null.
@@ -161,14 +161,13 @@ fn nested<'a>(json: &JsonObject<'a>) -> Result<Option<JsonObject<'a>>, ArchError
 fn whole(
     json: &JsonObject,
     nested: Option<&JsonObject>,
-    head_dim: usize,
-    max_position_embeddings: usize,
+    base: &Base<'_>,
     default_theta: f64,
 ) -> Result<Rope, ArchError> {
     for object in [Some(json), nested].into_iter().flatten() {
         refuse_partial(object)?;
     }
-    read(json, nested, head_dim, max_position_embeddings, default_theta)
+    read(json, nested, base.attention.head_dim, base.max_position_embeddings, default_theta)
 }
 
 fn read(
@@ -189,7 +188,7 @@ fn read(
     let theta = match theta {
         Some(theta) if theta.is_finite() && theta > 0.0 => theta,
         Some(theta) => return Err(json.bad("rope_theta", theta, "it must be greater than zero")),
-        None => positive_theta(json, "rope_theta", default_theta)?,
+        None => positive_or(json, "rope_theta", default_theta)?,
     };
     Ok(Rope::new(theta, scaling, rotary_dim))
 }
@@ -255,7 +254,7 @@ fn scaling(
 
 fn positive(rope: &JsonObject, key: &str) -> Result<f64, ArchError> {
     let value = rope.required(key, rope.f64(key)?, "a number")?;
-    if value.is_finite() && value > 0.0 { Ok(value) } else { Err(rope.bad(key, value, "it must be greater than zero")) }
+    positive_or(rope, key, value)
 }
 
 fn llama3(rope: &JsonObject, original_max: usize) -> Result<RopeScaling, ArchError> {
@@ -273,11 +272,16 @@ fn llama3(rope: &JsonObject, original_max: usize) -> Result<RopeScaling, ArchErr
     })
 }
 
+/// Reads how many times longer the context is than the old one.
+fn growth_factor(rope: &JsonObject, original_max: usize, max_position_embeddings: usize) -> Result<f64, ArchError> {
+    match rope.get("factor") {
+        Some(_) => positive(rope, "factor"),
+        None => Ok(max_position_embeddings as f64 / original_max as f64),
+    }
+}
+
 fn yarn(rope: &JsonObject, original_max: usize, max_position_embeddings: usize) -> Result<RopeScaling, ArchError> {
-    let factor = match rope.get("factor") {
-        Some(_) => positive(rope, "factor")?,
-        None => max_position_embeddings as f64 / original_max as f64,
-    };
+    let factor = growth_factor(rope, original_max, max_position_embeddings)?;
     let growth = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
     let given = |key| Ok::<_, ArchError>(rope.f64(key)?.filter(|&value| value != 0.0));
     let attention_factor = match (rope.f64("attention_factor")?, given("mscale")?, given("mscale_all_dim")?) {
@@ -301,10 +305,7 @@ fn long_rope(
     original_max: usize,
     max_position_embeddings: usize,
 ) -> Result<RopeScaling, ArchError> {
-    let factor = match rope.get("factor") {
-        Some(_) => positive(rope, "factor")?,
-        None => max_position_embeddings as f64 / original_max as f64,
-    };
+    let factor = growth_factor(rope, original_max, max_position_embeddings)?;
     let attention_factor = match rope.f64("attention_factor")? {
         Some(attention_factor) => attention_factor,
         None if factor <= 1.0 => 1.0,

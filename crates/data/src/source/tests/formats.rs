@@ -5,7 +5,7 @@ use super::super::{FileFormat, TextDocument};
 use super::*;
 
 #[test]
-fn csv_values_are_strings_with_quotes_line_ends_and_lines_of_the_file() {
+fn csv_values_are_strings_with_quotes_and_line_ends() {
     let folder = Folder::new();
     folder.write("a.csv", "\u{feff}text,label\r\n\r\n\"one, \"\"two\"\"\nthree\",007\r\n,NA\r\n");
     folder.write("b.tsv", "text\tlabel\none, \"two\tx\n");
@@ -22,7 +22,7 @@ fn csv_values_are_strings_with_quotes_line_ends_and_lines_of_the_file() {
 }
 
 #[test]
-fn a_stray_quote_costs_its_row_and_neither_quoted_line_breaks_nor_an_empty_value_cost_one() {
+fn a_stray_quote_alone_costs_its_row() {
     let folder = Folder::new();
     let row = |index: usize| match index % 3 {
         0 => format!("\"two\nlines, \"\"{index}\"\"\",\"\"\r\n"),
@@ -70,7 +70,7 @@ fn places_name_the_line_of_each_record() {
 }
 
 #[test]
-fn a_named_field_chooses_among_lists_and_an_unnamed_choice_is_refused() {
+fn a_choice_among_lists_needs_a_named_field() {
     let folder = Folder::new();
     folder.write("a.json", r#"{"train": [{"text": "x"}], "test": [{"text": "y"}], "tags": ["a"]}"#);
     let field = |name: &str| SourceSpec { field: Some(name.to_owned()), ..folder.spec("a.json") };
@@ -85,7 +85,7 @@ fn a_named_field_chooses_among_lists_and_an_unnamed_choice_is_refused() {
 }
 
 #[test]
-fn an_object_that_holds_no_rows_is_one_record_and_several_over_lines_are_refused() {
+fn an_object_without_rows_is_one_record() {
     let folder = Folder::new();
     let chat = json!({ "messages": [{ "role": "user", "content": "x" }], "tools": [{ "name": "f" }] });
     for record in
@@ -127,7 +127,7 @@ fn named_columns_are_read_alone_and_missing_ones_are_refused() {
 }
 
 #[test]
-fn a_column_without_a_json_form_is_refused_by_name_unless_it_is_left_out() {
+fn a_read_column_without_a_json_form_is_refused() {
     let folder = Folder::new();
     let columns: [(&str, ArrayRef); 2] = [
         ("text", Arc::new(StringArray::from(vec!["x"]))),
@@ -165,9 +165,9 @@ fn a_named_format_takes_precedence_over_the_file_name() {
 }
 
 #[test]
-fn content_key_depends_on_content_and_reading_but_not_on_the_path() {
+fn the_content_key_ignores_the_path() {
     let folder = Folder::new();
-    let keys = super::super::ContentKeys::uncached();
+    let keys = super::super::ContentKeys::default();
     let key = |spec: &SourceSpec| spec.resolve(&no_hub()).unwrap().content_key(&keys).unwrap();
     folder.write("a.jsonl", text_rows("a", 2));
     folder.write("elsewhere/b.jsonl", text_rows("a", 2));

@@ -37,7 +37,7 @@ fn concatenation_reads_each_source_completely_in_order() {
 }
 
 #[test]
-fn mixing_by_size_keeps_shares_constant_and_reads_every_row_once() {
+fn mixing_by_size_keeps_shares_and_reads_rows_once() {
     let (_folder, mixture) = mixture(&[(900, None), (300, None)], Mix::Size, MixUntil::First, 0);
     let texts = all(&mixture);
     assert_eq!(counts(&texts), BTreeMap::from([('a', 900), ('b', 300)]));
@@ -52,7 +52,7 @@ fn mixing_by_size_keeps_shares_constant_and_reads_every_row_once() {
 }
 
 #[test]
-fn mixing_by_weight_gives_each_source_its_share_and_ends_with_the_first_exhausted_one() {
+fn mixing_by_weight_ends_with_the_first_source() {
     let rows = [(3000, Some(3.0)), (3000, Some(1.0))];
     let (_folder, mixture) = mixture(&rows, Mix::Weight, MixUntil::First, 7);
     let counts = counts(&all(&mixture));
@@ -89,7 +89,7 @@ fn the_order_depends_only_on_the_seed() {
     let rows = [(50, Some(1.0)), (50, Some(2.0))];
     let of_seed = |seed| {
         let (_folder, mixture) = mixture(&rows, Mix::Weight, MixUntil::Never, seed);
-        (all(&mixture), all(&mixture), mixture.content_key(&ContentKeys::uncached()).unwrap())
+        (all(&mixture), all(&mixture), mixture.content_key(&ContentKeys::default()).unwrap())
     };
     let (one, again, key) = of_seed(1);
     assert_eq!(one, again);

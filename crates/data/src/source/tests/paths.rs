@@ -39,7 +39,7 @@ fn a_pattern_without_a_match_lists_the_content_of_the_folder() {
 }
 
 #[test]
-fn several_formats_in_one_folder_are_refused_unless_one_is_named() {
+fn several_formats_in_a_folder_need_a_named_one() {
     let folder = Folder::new();
     folder.write("d/a.jsonl", text_rows("a", 1));
     folder.write("d/b.csv", "text\nb\n");
