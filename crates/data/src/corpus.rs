@@ -11,7 +11,7 @@ use crate::encoder::{EncodeOptions, Encoded, Encoder};
 use crate::error::DataError;
 use crate::pipeline::Pipeline;
 use crate::record_format::weight;
-use crate::source::Place;
+use crate::source::RecordPlace;
 use crate::source::{ContentKeys, Mixture, Record, Source, SourceError};
 use crate::tokenizer::Tokenizer;
 
@@ -105,7 +105,7 @@ impl<'a> Corpus<'a> {
             || {
                 // One tokenizer per thread: threads that share one wait for each other in its regular expressions.
                 let tokenizer = self.encoders[0].tokenizer().clone();
-                move |record: Result<Record, (Place, String, (u32, u32))>| {
+                move |record: Result<Record, (RecordPlace, String, (u32, u32))>| {
                     let (encoded, place, (source, file)) = match record {
                         Ok(record) => {
                             let encoder = self.encoders[record.source as usize].with_tokenizer(&tokenizer);
@@ -126,7 +126,7 @@ impl<'a> Corpus<'a> {
                 dropped.extend(encoded.examples.is_empty().then_some(encoded.record));
                 let diagnosis = &mut found[origin.source as usize];
                 let path = files[origin.source as usize][origin.file as usize].as_str().into();
-                diagnosis.add(&encoded, &Place { path, line });
+                diagnosis.add(&encoded, &RecordPlace { path, line });
                 diagnosis.check_early(self.max_bad_share)
             },
         )?;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::encoder::Encoded;
 use crate::error::DataError;
 use crate::finding::FindingKind;
-use crate::source::Place;
+use crate::source::RecordPlace;
 
 /// Places kept per kind of finding.
 const PLACES: usize = 5;
@@ -29,7 +29,7 @@ pub struct FindingCount {
     /// Number of records.
     pub count: u64,
     /// The first of them, with the finding.
-    pub first: Vec<(Place, String)>,
+    pub first: Vec<(RecordPlace, String)>,
 }
 
 /// The findings in the records of a source.
@@ -64,7 +64,7 @@ pub struct Diagnosis {
 
 impl Diagnosis {
     /// Adds a record.
-    pub fn add(&mut self, encoded: &Encoded, place: &Place) {
+    pub fn add(&mut self, encoded: &Encoded, place: &RecordPlace) {
         self.rows += 1;
         self.tokens_cut += encoded.tokens_cut as u64;
         if !encoded.examples.is_empty() {

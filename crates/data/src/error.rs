@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::cache::CacheError;
 use crate::record_format::RecordFormatError;
-use crate::source::Place;
+use crate::source::RecordPlace;
 use crate::source::SourceError;
 
 /// An error on the way from text to batches.
@@ -64,7 +64,7 @@ pub enum DataError {
 
     /// A failure of the template or of the tokenizer, with the record that caused it.
     #[error("{place}: {reason}")]
-    InRow { place: Place, reason: Box<DataError> },
+    InRow { place: RecordPlace, reason: Box<DataError> },
 
     #[error("{0} has no records: every line is blank, or its files are empty")]
     EmptyDataset(String),

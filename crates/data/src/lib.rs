@@ -55,7 +55,7 @@ pub use pipeline::{Pipeline, records_encoded};
 pub use record_format::{Chat, Fields, RecordFormat, RecordFormatError, Row, Turn};
 pub use selection::TrainOn;
 pub use source::{
-    ContentKeys, FileFormat, MAX_RECORD_BYTES, Mix, MixUntil, MixedRecords, Mixture, Place, Record, Records, Source,
-    SourceError, SourceSpec, TextDocument,
+    ContentKeys, FileFormat, MAX_RECORD_BYTES, Mix, MixUntil, MixedRecords, Mixture, Record, RecordPlace, Records,
+    Source, SourceError, SourceSpec, TextDocument,
 };
 pub use tokenizer::{NewToken, SpecialToken, Tokenizer};

@@ -1,7 +1,7 @@
 //! A GPU with cuBLASLt, and numbers in the formats of GEMMs.
 
 use firebrick_cuda::{BlasLt, CudaError, ElementType, Matmul, Pointers};
-use firebrick_precision::{NarrowFloat, Overflow};
+use firebrick_precision::NarrowFloat;
 use half::{bf16, f16};
 
 use crate::device::Device;
@@ -53,7 +53,7 @@ pub(crate) fn encode(element: ElementType, numbers: &[f32]) -> Vec<u8> {
         ElementType::F32 => number.to_le_bytes().to_vec(),
         ElementType::Bf16 => bf16::from_f32(number).to_le_bytes().to_vec(),
         ElementType::F16 => f16::from_f32(number).to_le_bytes().to_vec(),
-        ElementType::E4m3 => vec![NarrowFloat::E4m3.encode(number, Overflow::Saturate)],
+        ElementType::E4m3 => vec![NarrowFloat::E4m3.encode(number)],
     };
     let bytes: Vec<u8> = numbers.iter().flat_map(one).collect();
     assert!(numbers.iter().zip(decode(element, &bytes)).all(|(a, b)| *a == b || a.is_nan()), "inexact in {element}");

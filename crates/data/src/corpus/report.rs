@@ -47,10 +47,10 @@ mod tests {
     use super::*;
     use crate::diagnose::FindingCount;
     use crate::finding::FindingKind;
-    use crate::source::Place;
+    use crate::source::RecordPlace;
 
     fn found_at(path: &str) -> Diagnosis {
-        let place = Place { path: path.into(), line: 3 };
+        let place = RecordPlace { path: path.into(), line: 3 };
         let found = FindingCount { count: 7, first: vec![(place, "why \"so\"".to_owned())] };
         Diagnosis {
             rows: 9,

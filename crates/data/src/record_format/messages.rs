@@ -13,7 +13,7 @@ use super::row::{ASSISTANT, Chat, Object, Turn};
 use super::value::{
     Parsed, Reader, bad_value, check_writable, list, missing_key, string, text, without_nulls, wrong_type,
 };
-use crate::source::Place;
+use crate::source::RecordPlace;
 
 /// Keys of a message that contain its training flag: a boolean, or a weight of 0 or 1 (OpenAI; `loss_weight` in LLaMA-Factory). An assistant's
 /// message may also have it as `loss` (ms-swift).
@@ -64,14 +64,14 @@ fn wrap_tool(tool: Json) -> Json {
 }
 
 /// Parses a list of messages; `key` names it in errors.
-pub(crate) fn parse_list(value: &Json, key: &str, names: &Fields, place: &Place) -> Parsed<Vec<Turn>> {
+pub(crate) fn parse_list(value: &Json, key: &str, names: &Fields, place: &RecordPlace) -> Parsed<Vec<Turn>> {
     let messages = list(value, key, "a list of messages", place)?;
     let parse = |(index, message)| parse_message(message, &format!("{key}[{index}]"), names, place);
     messages.iter().enumerate().map(parse).collect()
 }
 
 /// Parses one message; `key` names it in errors.
-pub(crate) fn parse_message(message: &Json, key: &str, names: &Fields, place: &Place) -> Parsed<Turn> {
+pub(crate) fn parse_message(message: &Json, key: &str, names: &Fields, place: &RecordPlace) -> Parsed<Turn> {
     let Json::Object(fields) = message else {
         return Err(wrong_type(place, key, "an object with \"role\" and \"content\"", message));
     };
@@ -129,7 +129,7 @@ fn pick<'a>(fields: &Object, named: Option<&'a str>, usual: [&'a str; 2]) -> &'a
     named.or_else(first).unwrap_or(usual[0])
 }
 
-fn need<'a>(fields: &'a Object, name: &str, key: &str, place: &Place) -> Parsed<&'a Json> {
+fn need<'a>(fields: &'a Object, name: &str, key: &str, place: &RecordPlace) -> Parsed<&'a Json> {
     let hint = "Each message needs \"role\" and \"content\" (or \"from\" and \"value\")";
     fields.get(name).ok_or_else(|| missing_key(place, &format!("{name:?} in {key}"), fields, hint))
 }
@@ -149,7 +149,7 @@ fn template_role<'a>(role: &'a str, names: &'a Fields) -> &'a str {
 
 /// Adds a content to a message: a string, or parts. The texts of parts are joined; parts with reasoning or tool calls
 /// (LLaMA-Factory) become what templates read.
-fn read_content(content: &Json, key: &str, place: &Place, turn: &mut Turn) -> Parsed<()> {
+fn read_content(content: &Json, key: &str, place: &RecordPlace, turn: &mut Turn) -> Parsed<()> {
     let Json::Array(parts) = content else {
         turn.message.insert("content".to_owned(), text(content, key, place)?.into());
         return Ok(());
@@ -196,7 +196,7 @@ fn read_content(content: &Json, key: &str, place: &Place, turn: &mut Turn) -> Pa
     Ok(())
 }
 
-fn flag(value: &Json, key: &str, place: &Place) -> Parsed<bool> {
+fn flag(value: &Json, key: &str, place: &RecordPlace) -> Parsed<bool> {
     match value {
         Json::Bool(flag) => Ok(*flag),
         Json::Number(weight) if weight.as_f64() == Some(0.0) => Ok(false),
@@ -211,7 +211,7 @@ fn flag(value: &Json, key: &str, place: &Place) -> Parsed<bool> {
 
 /// Reads tool calls. OpenAI writes the arguments as a string of JSON; templates (and the servers that fill them) expect an object, so the string is
 /// parsed. A string that is not a JSON object stays a string.
-fn tool_calls(value: &Json, key: &str, place: &Place) -> Parsed<Json> {
+fn tool_calls(value: &Json, key: &str, place: &RecordPlace) -> Parsed<Json> {
     let calls = list(value, key, "a list of tool calls", place)?;
     let read = |(index, call): (usize, &Json)| {
         if !call.is_object() {

@@ -16,7 +16,7 @@ use std::cell::RefCell;
 
 use serde::{Deserialize, Serialize};
 
-use crate::source::Place;
+use crate::source::RecordPlace;
 use fields::MESSAGE_KEYS;
 use value::{Parsed, Reader, names, unread_keys};
 
@@ -61,7 +61,7 @@ impl RecordFormat {
     /// Returns this format, or for `Auto` the format that the keys of a source's first record show. If the record has a common pair of columns under
     /// other names (`question` and `answer`, ...), `names` becomes these names. Errors: the keys match no format, and the message lists the keys and
     /// the formats; or they are those of a set for preference training.
-    pub fn resolve(self, fields: &Object, names: &mut Fields, place: &Place) -> Result<Self, RecordFormatError> {
+    pub fn resolve(self, fields: &Object, names: &mut Fields, place: &RecordPlace) -> Result<Self, RecordFormatError> {
         if self == Self::Preference {
             preference::resolve(fields, names, place)?;
             return Ok(self);
@@ -96,7 +96,7 @@ impl RecordFormat {
     }
 
     /// Parses a record. Errors: a key is missing, has the wrong type, or contains images, audio or video; the message names place and key.
-    pub fn parse(self, fields: &Object, names: &Fields, place: &Place) -> Result<Row, RecordFormatError> {
+    pub fn parse(self, fields: &Object, names: &Fields, place: &RecordPlace) -> Result<Row, RecordFormatError> {
         self.parse_whole(fields, names, place).map(|(row, _)| row)
     }
 
@@ -105,7 +105,7 @@ impl RecordFormat {
         self,
         fields: &'a Object,
         names: &Fields,
-        place: &Place,
+        place: &RecordPlace,
     ) -> Parsed<(Row, Vec<&'a str>)> {
         let read = RefCell::default();
         let row = self.content(Reader { fields, place, read: &read }, names)?;
@@ -130,7 +130,7 @@ impl RecordFormat {
     }
 }
 
-fn unrecognized(fields: &Object, expected: &Fields, place: &Place) -> RecordFormatError {
+fn unrecognized(fields: &Object, expected: &Fields, place: &RecordPlace) -> RecordFormatError {
     let messages = expected.messages.as_deref().unwrap_or("messages\" or \"conversations");
     let known = [
         format!("chat ({messages:?})").replace('\\', ""),

@@ -13,7 +13,7 @@ use super::fields::Fields;
 use super::messages::{parse_extras, parse_list};
 use super::row::{Chat, Row, Turn};
 use super::value::{Parsed, Reader, list, text, wrong_type};
-use crate::source::Place;
+use crate::source::RecordPlace;
 
 pub(crate) fn parse_instruction(record: Reader<'_>, names: &Fields) -> Parsed<Chat> {
     let mut chat = parse_question(record, names, &names.instruction)?;
@@ -87,7 +87,7 @@ fn history<'a>(record: Reader<'a>) -> Parsed<&'a [Json]> {
     }
 }
 
-fn read_pair<'a>(pair: &'a Json, key: &str, place: &Place) -> Parsed<[Cow<'a, str>; 2]> {
+fn read_pair<'a>(pair: &'a Json, key: &str, place: &RecordPlace) -> Parsed<[Cow<'a, str>; 2]> {
     match pair.as_array().map(Vec::as_slice) {
         Some([question, answer]) => {
             Ok([text(question, &format!("{key}[0]"), place)?, text(answer, &format!("{key}[1]"), place)?])

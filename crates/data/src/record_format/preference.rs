@@ -22,7 +22,7 @@ use super::messages::{self, parse_extras, parse_list, parse_message};
 use super::pairs::parse_question;
 use super::row::{ASSISTANT, Chat, Object, Row, Turn};
 use super::value::{Parsed, Reader, RecordFormatError, bad_value, is_text, missing_key, text, wrong_type};
-use crate::source::Place;
+use crate::source::RecordPlace;
 
 /// Keys of KTO sets that say whether the answer is good.
 const LABELS: [&str; 2] = ["label", "kto_tag"];
@@ -32,7 +32,7 @@ const ANSWERS: [&str; 6] = ["messages", "conversations", "completion", "output",
 const QUESTIONS: [&str; 4] = ["instruction", "question", "query", "input"];
 
 /// Refuses a record with chosen and rejected answers, unless the recipe maps one of them; and a record whose answer has a label.
-pub(super) fn refuse(fields: &Object, names: &Fields, place: &Place) -> Parsed<()> {
+pub(super) fn refuse(fields: &Object, names: &Fields, place: &RecordPlace) -> Parsed<()> {
     let rejected =
         fields.keys().find(|key| key.starts_with("rejected") && is_of_pair(key) && !fields[*key].is_number());
     if let Some(key) = rejected
@@ -48,7 +48,7 @@ pub(super) fn refuse(fields: &Object, names: &Fields, place: &Place) -> Parsed<(
     refuse_labels(fields, names, place)
 }
 
-fn refuse_labels(fields: &Object, names: &Fields, place: &Place) -> Parsed<()> {
+fn refuse_labels(fields: &Object, names: &Fields, place: &RecordPlace) -> Parsed<()> {
     let has_answer = ANSWERS.into_iter().chain(names.messages.as_deref()).any(|key| fields.contains_key(key));
     match LABELS.into_iter().find(|key| matches!(fields.get(*key), Some(Json::Bool(_)))) {
         Some(key) if has_answer => {
@@ -80,7 +80,7 @@ fn hint(fields: &Object, chosen: &str) -> String {
 }
 
 /// Takes the names of the answers from the first record if they are common ones, and checks that there are two.
-pub(super) fn resolve(fields: &Object, names: &mut Fields, place: &Place) -> Parsed<()> {
+pub(super) fn resolve(fields: &Object, names: &mut Fields, place: &RecordPlace) -> Parsed<()> {
     for name in [&mut names.chosen, &mut names.rejected] {
         let alias = format!("{name}_response");
         if !fields.contains_key(name.as_str()) && fields.contains_key(&alias) {

@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use super::fields::Fields;
 use super::row::Row;
 use super::value::{Parsed, Reader, RecordFormatError, bad_value, list, wrong_type};
-use crate::source::Place;
+use crate::source::RecordPlace;
 
 const NO_LOSS: i64 = -100;
 /// Keys of a mask of ones and zeros that marks the loss tokens.
@@ -58,14 +58,14 @@ fn loss_mask(record: Reader<'_>, names: &Fields, ids: &[i64]) -> Parsed<Vec<bool
     }
 }
 
-fn integers(value: &Json, key: &str, place: &Place) -> Parsed<Vec<i64>> {
+fn integers(value: &Json, key: &str, place: &RecordPlace) -> Parsed<Vec<i64>> {
     let integer = |(index, item): (usize, &Json)| {
         item.as_i64().ok_or_else(|| wrong_type(place, &format!("{key}[{index}]"), "a whole number", item))
     };
     list(value, key, "a list of whole numbers", place)?.iter().enumerate().map(integer).collect()
 }
 
-fn bits(value: &Json, key: &str, length: usize, place: &Place) -> Parsed<Vec<bool>> {
+fn bits(value: &Json, key: &str, length: usize, place: &RecordPlace) -> Parsed<Vec<bool>> {
     let bit = |(index, item): (usize, &Json)| match (item.as_i64(), item.as_bool()) {
         (Some(0), _) | (_, Some(false)) => Ok(false),
         (Some(1), _) | (_, Some(true)) => Ok(true),
@@ -76,14 +76,14 @@ fn bits(value: &Json, key: &str, length: usize, place: &Place) -> Parsed<Vec<boo
     items.iter().enumerate().map(bit).collect()
 }
 
-fn same_length(key: &str, found: usize, expected: usize, place: &Place) -> Parsed<()> {
+fn same_length(key: &str, found: usize, expected: usize, place: &RecordPlace) -> Parsed<()> {
     if found == expected {
         return Ok(());
     }
     Err(bad(place, key, format!("has {found} entries, but there are {expected} tokens")))
 }
 
-fn bad(place: &Place, key: &str, problem: String) -> RecordFormatError {
+fn bad(place: &RecordPlace, key: &str, problem: String) -> RecordFormatError {
     let hint = "Ids, labels (the id, or -100) and masks are lists of the same length, aligned with each other";
     bad_value(place, key, &problem, hint)
 }

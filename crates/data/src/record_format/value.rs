@@ -13,14 +13,14 @@ use serde_json::Value as Json;
 use thiserror::Error;
 
 use super::row::Object;
-use crate::source::Place;
+use crate::source::RecordPlace;
 
 /// A record that does not match its format. The message is complete: what was found, what was expected, and the remedy.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[error("{place}: {problem}")]
 pub struct RecordFormatError {
     /// File and line.
-    pub place: Place,
+    pub place: RecordPlace,
     /// The problem, and the remedy.
     pub problem: String,
     /// Whether one value of this record is at fault rather than its form: absent or null, which are one because tables fill absent keys with null;
@@ -33,7 +33,7 @@ pub(crate) type Parsed<T> = Result<T, RecordFormatError>;
 
 impl RecordFormatError {
     /// Creates an error that ends the run.
-    pub(crate) fn new(place: &Place, problem: String) -> Self {
+    pub(crate) fn new(place: &RecordPlace, problem: String) -> Self {
         Self { place: place.clone(), problem, is_bad_cell: false }
     }
 }
@@ -44,7 +44,7 @@ const SHOWN_KEYS: usize = 24;
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
     pub(crate) fields: &'a Object,
-    pub(crate) place: &'a Place,
+    pub(crate) place: &'a RecordPlace,
     /// The values that were read so far: [`unread_keys`] lists the others.
     pub(crate) read: &'a RefCell<Vec<&'a Json>>,
 }
@@ -92,7 +92,7 @@ impl<'a> Reader<'a> {
 }
 
 /// Returns the value itself, without nulls, or the parsed content of a JSON string.
-fn unfold(value: &Json, key: &str, place: &Place) -> Parsed<Json> {
+fn unfold(value: &Json, key: &str, place: &RecordPlace) -> Parsed<Json> {
     let Json::String(text) = value else { return Ok(without_nulls(value)) };
     if text.trim().is_empty() {
         return Ok(Json::Array(Vec::new()));
@@ -116,7 +116,7 @@ pub(crate) fn without_nulls(value: &Json) -> Json {
 }
 
 /// Checks that a template can write a value as it is. The error is a bad cell.
-pub(crate) fn check_writable(value: &Json, key: &str, place: &Place) -> Parsed<()> {
+pub(crate) fn check_writable(value: &Json, key: &str, place: &RecordPlace) -> Parsed<()> {
     match unwritable(value) {
         Some(found) => {
             let problem = format!("{key} has {found}, which cannot be written into a training text");
@@ -150,7 +150,7 @@ pub(crate) fn is_text(value: &Json) -> bool {
 }
 
 /// Reads a text: a string, or a number or a boolean as JSON writes it.
-pub(crate) fn text<'a>(value: &'a Json, key: &str, place: &Place) -> Parsed<Cow<'a, str>> {
+pub(crate) fn text<'a>(value: &'a Json, key: &str, place: &RecordPlace) -> Parsed<Cow<'a, str>> {
     match value {
         Json::Number(_) | Json::Bool(_) => Ok(Cow::Owned(value.to_string())),
         value if is_whole(value) => Ok(Cow::Borrowed(number(value).unwrap_or_default())),
@@ -164,7 +164,7 @@ fn is_whole(value: &Json) -> bool {
 }
 
 /// Reads a string without NUL characters and lone surrogates.
-pub(crate) fn string<'a>(value: &'a Json, key: &str, place: &Place) -> Parsed<&'a str> {
+pub(crate) fn string<'a>(value: &'a Json, key: &str, place: &RecordPlace) -> Parsed<&'a str> {
     let bad = |error| RecordFormatError { is_bad_cell: true, ..error };
     let Some(text) = value.as_str().filter(|_| number(value).is_none()) else {
         return Err(bad(wrong_type(place, key, "a string", value)));
@@ -177,7 +177,7 @@ pub(crate) fn string<'a>(value: &'a Json, key: &str, place: &Place) -> Parsed<&'
     Ok(text)
 }
 
-pub(crate) fn list<'a>(value: &'a Json, key: &str, expected: &'static str, place: &Place) -> Parsed<&'a [Json]> {
+pub(crate) fn list<'a>(value: &'a Json, key: &str, expected: &'static str, place: &RecordPlace) -> Parsed<&'a [Json]> {
     value.as_array().map(Vec::as_slice).ok_or_else(|| wrong_type(place, key, expected, value))
 }
 
@@ -194,7 +194,7 @@ pub(crate) fn names(fields: &Object) -> String {
 }
 
 /// Creates the error for a value of the wrong type; null and what is no number of JSON are bad cells of their record.
-pub(crate) fn wrong_type(place: &Place, key: &str, expected: &str, found: &Json) -> RecordFormatError {
+pub(crate) fn wrong_type(place: &RecordPlace, key: &str, expected: &str, found: &Json) -> RecordFormatError {
     let is_bad_cell = found.is_null() || number(found).is_some();
     let found = match found {
         _ if number(found).is_some() => format!("the number {}", number(found).unwrap_or_default()),
@@ -209,12 +209,12 @@ pub(crate) fn wrong_type(place: &Place, key: &str, expected: &str, found: &Json)
     RecordFormatError { is_bad_cell, ..RecordFormatError::new(place, problem) }
 }
 
-pub(crate) fn missing_key(place: &Place, expected: &str, fields: &Object, hint: &str) -> RecordFormatError {
+pub(crate) fn missing_key(place: &RecordPlace, expected: &str, fields: &Object, hint: &str) -> RecordFormatError {
     let problem = format!("expected the key {expected}, found {}. {hint}", names(fields));
     RecordFormatError { is_bad_cell: true, ..RecordFormatError::new(place, problem) }
 }
 
-pub(crate) fn bad_value(place: &Place, key: &str, problem: &str, hint: &str) -> RecordFormatError {
+pub(crate) fn bad_value(place: &RecordPlace, key: &str, problem: &str, hint: &str) -> RecordFormatError {
     RecordFormatError::new(place, format!("{key} {problem}. {hint}"))
 }
 
@@ -222,7 +222,7 @@ pub(crate) fn bad_value(place: &Place, key: &str, problem: &str, hint: &str) -> 
 const MEDIA: [&str; 6] = ["images", "audios", "videos", "image", "audio", "video"];
 
 /// Returns the keys with a value, except for those whose values are among `read`. Error: one of them contains images, audio or video.
-pub(super) fn unread_keys<'a>(fields: &'a Object, read: &[&Json], place: &Place) -> Parsed<Vec<&'a str>> {
+pub(super) fn unread_keys<'a>(fields: &'a Object, read: &[&Json], place: &RecordPlace) -> Parsed<Vec<&'a str>> {
     let is_unread = |value: &Json| !is_empty(value) && !read.iter().any(|&known| ptr::eq(known, value));
     let unread: Vec<&str> = fields.iter().filter(|(_, value)| is_unread(value)).map(|(key, _)| key.as_str()).collect();
     // A number or a boolean describes media rather than containing it.

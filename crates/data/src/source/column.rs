@@ -17,7 +17,7 @@ use firebrick_arch::python_json::NUMBER;
 use serde_json::{Map, Number, Value as Json};
 
 use super::error::{SourceError, SourceResult};
-use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Place, Record};
+use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Record, RecordPlace};
 
 /// Minimum size that a JSON value counts for, so that lists of nulls have a size too.
 const VALUE_BYTES: usize = MAX_RECORD_BYTES / MAX_RECORD_VALUES;
@@ -105,7 +105,7 @@ impl BatchRecords {
             let Some(batch) = batch else { return Ok(None) };
             (self.batch, self.next) = (batch, 0);
         }
-        let place = Place { path: self.path.clone(), line: self.row + 1 };
+        let place = RecordPlace { path: self.path.clone(), line: self.row + 1 };
         let mut left = MAX_RECORD_BYTES;
         let mut fields = Map::with_capacity(self.batch.num_columns());
         for (field, column) in self.batch.schema_ref().fields().iter().zip(self.batch.columns()) {

@@ -17,7 +17,7 @@ use serde_json::{Map, Value as Json};
 use super::column::no_column;
 use super::error::{SourceError, SourceResult};
 use super::open::{Bytes, checked_text, read_failed};
-use super::record::{MAX_RECORD_BYTES, Place, Record};
+use super::record::{MAX_RECORD_BYTES, Record, RecordPlace};
 
 /// Maximum number of columns, because each row repeats the names of all columns.
 const MAX_COLUMNS: usize = 100_000;
@@ -32,7 +32,7 @@ pub(super) struct CsvRecords {
     bytes: Bytes,
     delimiter: u8,
     names: Vec<String>,
-    place: Place,
+    place: RecordPlace,
     next_line: usize,
     /// Lines that were read; those from `start` on belong to no row yet.
     lines: Vec<u8>,
@@ -43,7 +43,7 @@ pub(super) struct CsvRecords {
 impl CsvRecords {
     /// Reads the header. Errors: it is damaged, names a column twice, or lacks one of `columns`.
     pub(super) fn new(bytes: Bytes, path: &Path, delimiter: u8, columns: Option<&[String]>) -> SourceResult<Self> {
-        let place = Place { path: path.to_owned(), line: 1 };
+        let place = RecordPlace { path: path.to_owned(), line: 1 };
         let (names, lines) = (Vec::new(), Vec::new());
         let mut records = Self { bytes, delimiter, names, place, next_line: 1, lines, start: 0, bytes_in_vain: 0 };
         let Some(header) = records.row(None)? else { return Ok(records) };

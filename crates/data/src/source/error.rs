@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::record::{MAX_RECORD_BYTES, Place};
+use super::record::{MAX_RECORD_BYTES, RecordPlace};
 
 /// The result of a function that reads a source.
 pub(super) type SourceResult<T> = Result<T, SourceError>;
@@ -33,7 +33,7 @@ pub enum SourceError {
 
     #[error("{place}:{} {problem}", column.map(|column| format!("{column}:")).unwrap_or_default())]
     BadRecord {
-        place: Place,
+        place: RecordPlace,
         /// Byte offset in the line, counted from 1, if known.
         column: Option<usize>,
         problem: String,
@@ -50,15 +50,15 @@ pub enum SourceError {
 
 impl SourceError {
     /// Creates an error about a record, after which nothing can be read.
-    pub(super) fn record(place: Place, column: Option<usize>, problem: impl Into<String>) -> Self {
+    pub(super) fn record(place: RecordPlace, column: Option<usize>, problem: impl Into<String>) -> Self {
         Self::BadRecord { place, column, problem: problem.into(), can_continue: false, origin: (0, 0) }
     }
 
-    pub(super) fn too_large(place: Place, hint: &str) -> Self {
+    pub(super) fn too_large(place: RecordPlace, hint: &str) -> Self {
         Self::record(place, None, format!("one record is larger than {} MiB. {hint}", MAX_RECORD_BYTES >> 20))
     }
 
-    pub(super) fn not_json(place: Place, column: usize, reason: &str, hint: &str) -> Self {
+    pub(super) fn not_json(place: RecordPlace, column: usize, reason: &str, hint: &str) -> Self {
         Self::record(place, Some(column), format!("not valid JSON: {reason}. {hint}"))
     }
 

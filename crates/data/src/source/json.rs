@@ -17,7 +17,7 @@ use serde_json::{Map, Value as Json};
 use super::error::{SourceError, SourceResult};
 use super::lines::{OVER_LINES, TOO_LONG, json_lines, parse_object};
 use super::open::{Bytes, FileRecords, Lines};
-use super::record::{Place, Record};
+use super::record::{Record, RecordPlace};
 use scanner::{HINT, Scanner, first_items, show};
 
 pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> SourceResult<FileRecords> {
@@ -64,7 +64,7 @@ pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> Sourc
 }
 
 /// Returns whether an object holds rows rather than being one: it has a list of objects, and no list of messages. Only their first items are parsed.
-fn has_rows(object: &[u8], place: &Place) -> bool {
+fn has_rows(object: &[u8], place: &RecordPlace) -> bool {
     let is_message = |item: Map<String, Json>| {
         [["role", "content"], ["role", "tool_calls"], ["from", "value"]]
             .iter()
@@ -83,7 +83,7 @@ struct JsonDocument {
     is_first: bool,
 }
 
-fn no_rows(place: Place, reason: &str) -> SourceError {
+fn no_rows(place: RecordPlace, reason: &str) -> SourceError {
     SourceError::record(
         place,
         None,

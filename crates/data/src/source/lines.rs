@@ -14,7 +14,7 @@ use serde_json::{Map, Value as Json};
 use super::error::{SourceError, SourceResult};
 use super::format::TextDocument;
 use super::open::{Bytes, FileRecords, Lines, checked_text, read_failed};
-use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Place, Record};
+use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Record, RecordPlace};
 
 pub(super) const TOO_LONG: &str =
     "Each line must be one JSON object; a file that is one JSON list is read with file_format = \"json\"";
@@ -44,7 +44,7 @@ pub(super) fn json_lines(lines: Lines, mut is_first: bool) -> FileRecords {
 }
 
 /// Parses the text of one record. `place` is that of its first line; `hint` says what the format expects.
-pub(super) fn parse_object(bytes: &[u8], place: &Place, hint: &'static str) -> SourceResult<Map<String, Json>> {
+pub(super) fn parse_object(bytes: &[u8], place: &RecordPlace, hint: &'static str) -> SourceResult<Map<String, Json>> {
     // A value has at least two bytes.
     if bytes.len() > 2 * MAX_RECORD_VALUES && values(bytes) > MAX_RECORD_VALUES {
         let problem =
@@ -64,7 +64,7 @@ pub(super) fn parse_object(bytes: &[u8], place: &Place, hint: &'static str) -> S
             let whole = reason.to_string();
             let message = whole.split(" at line ").next().unwrap_or(&whole);
             let line = place.line + reason.line().saturating_sub(1);
-            let place = Place { path: place.path.clone(), line };
+            let place = RecordPlace { path: place.path.clone(), line };
             Err(SourceError::not_json(place, reason.column(), message, hint).recoverable())
         }
     }
@@ -99,7 +99,7 @@ fn describe(value: &Json) -> String {
 }
 
 pub(super) fn text_records(bytes: Bytes, path: &Path, unit: TextDocument) -> FileRecords {
-    let record = |(bytes, place): (Vec<u8>, Place)| {
+    let record = |(bytes, place): (Vec<u8>, RecordPlace)| {
         let text = Json::String(checked_text(bytes, &place).map_err(SourceError::recoverable)?);
         Ok(Record::new(Map::from_iter([("text".to_owned(), text)]), place))
     };
@@ -115,11 +115,11 @@ pub(super) fn text_records(bytes: Bytes, path: &Path, unit: TextDocument) -> Fil
     }
 }
 
-fn whole_file(bytes: Bytes, path: PathBuf) -> SourceResult<(Vec<u8>, Place)> {
+fn whole_file(bytes: Bytes, path: PathBuf) -> SourceResult<(Vec<u8>, RecordPlace)> {
     let mut text = Vec::new();
     let read = bytes.take(MAX_RECORD_BYTES as u64 + 1).read_to_end(&mut text);
     read.map_err(|reason| read_failed(&path, 1, &reason))?;
-    let place = Place { path, line: 1 };
+    let place = RecordPlace { path, line: 1 };
     if text.len() > MAX_RECORD_BYTES {
         let hint = "Read it with text_unit = \"line\", or split it into several files";
         return Err(SourceError::too_large(place, hint));

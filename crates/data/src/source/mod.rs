@@ -32,6 +32,6 @@ pub use content::ContentKeys;
 pub use error::SourceError;
 pub use format::{FileFormat, TextDocument};
 pub use mixture::{Mix, MixUntil, MixedRecords, Mixture};
-pub use record::{MAX_RECORD_BYTES, Place, Record};
+pub use record::{MAX_RECORD_BYTES, Record, RecordPlace};
 pub use records::{Records, Source};
 pub use spec::SourceSpec;

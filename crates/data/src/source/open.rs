@@ -13,7 +13,7 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::error::{SourceError, SourceResult};
 use super::format::{Compression, FileFormat, magic};
-use super::record::{MAX_RECORD_BYTES, Place, Record};
+use super::record::{MAX_RECORD_BYTES, Record, RecordPlace};
 
 const BUFFER_BYTES: usize = 256 << 10;
 const UNPACKED_BYTES: usize = 64 << 10;
@@ -91,17 +91,17 @@ pub(super) fn read_failed(path: &Path, line: usize, reason: &std::io::Error) -> 
     if Compression::of_name(path) != Compression::None {
         reason.push_str(" (the compressed file is damaged or was cut short)");
     }
-    let place = Place { path: path.to_owned(), line };
+    let place = RecordPlace { path: path.to_owned(), line };
     SourceError::record(place, None, format!("cannot continue reading: {reason}"))
 }
 
 /// Checks that text is UTF-8 without NUL. `place` is that of its first line; the error names the line within it.
-pub(super) fn checked_text(bytes: Vec<u8>, place: &Place) -> SourceResult<String> {
+pub(super) fn checked_text(bytes: Vec<u8>, place: &RecordPlace) -> SourceResult<String> {
     let bad = |at: usize, bytes: &[u8], problem| {
         let before = &bytes[..at];
         let line = place.line + before.iter().filter(|&&byte| byte == b'\n').count();
         let column = at - before.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1) + 1;
-        SourceError::record(Place { path: place.path.clone(), line }, Some(column), problem)
+        SourceError::record(RecordPlace { path: place.path.clone(), line }, Some(column), problem)
     };
     let text = String::from_utf8(bytes).map_err(|error| {
         let problem = "not valid UTF-8. If it is Latin-1, convert it: `iconv -f LATIN1 -t UTF-8 FILE > NEW`";
@@ -117,7 +117,7 @@ pub(super) fn checked_text(bytes: Vec<u8>, place: &Place) -> SourceResult<String
 pub(super) struct Lines {
     bytes: Bytes,
     /// The last line.
-    place: Place,
+    place: RecordPlace,
     /// Advice about a line that is too long.
     hint: &'static str,
 }
@@ -125,7 +125,7 @@ pub(super) struct Lines {
 impl Lines {
     /// Creates a reader of the lines after the first `number`.
     pub(super) fn after(number: usize, bytes: Bytes, path: &Path, hint: &'static str) -> Self {
-        Self { bytes, place: Place { path: path.to_owned(), line: number }, hint }
+        Self { bytes, place: RecordPlace { path: path.to_owned(), line: number }, hint }
     }
 
     /// Returns the next line that is not blank; empty at the end.
@@ -151,7 +151,7 @@ impl Lines {
 }
 
 impl Iterator for Lines {
-    type Item = Result<(Vec<u8>, Place), SourceError>;
+    type Item = Result<(Vec<u8>, RecordPlace), SourceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let line = self.advance().map(|line| (!line.is_empty()).then(|| (line, self.place.clone())));

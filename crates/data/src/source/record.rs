@@ -22,7 +22,7 @@ pub struct Record {
     /// surrogates, are marked ([`firebrick_arch::python_json`]).
     pub fields: Map<String, Json>,
     /// The file and the line where the row begins (Parquet and Arrow: its number in the file, counted from 1).
-    pub place: Place,
+    pub place: RecordPlace,
     /// Index of its source in the mixture; 0 if there is only one.
     pub source: u32,
     /// Index of its file in the source.
@@ -31,21 +31,21 @@ pub struct Record {
 
 impl Record {
     /// Creates a record of the only source.
-    pub fn new(fields: Map<String, Json>, place: Place) -> Self {
+    pub fn new(fields: Map<String, Json>, place: RecordPlace) -> Self {
         Self { fields, place, source: 0, file: 0 }
     }
 }
 
 /// A line of a data file, shown as `path:line`; in Parquet and Arrow files, which have no lines, a row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct RecordPlace {
     /// The data file.
     pub path: PathBuf,
     /// Line number (or row number), counted from 1.
     pub line: usize,
 }
 
-impl Display for Place {
+impl Display for RecordPlace {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
         write!(formatter, "{}:{}", self.path.display(), self.line)
     }

@@ -314,7 +314,7 @@ mod tests {
 
     use super::*;
     use crate::encoder::{EncodeOptions, Encoder};
-    use crate::source::{Place, Record};
+    use crate::source::{Record, RecordPlace};
     use crate::test_tokenizer::{BOS, TEMPLATE, TestTokenizer};
     use crate::tokenizer::Tokenizer;
 
@@ -407,7 +407,7 @@ mod tests {
                 assert_eq!(before, (adds_bos || add == true).then_some(BOS));
                 assert_eq!(tokenizer.encode("<s>a", true).unwrap(), [BOS, 97], "never twice");
                 let first = |fields: Json| {
-                    let place = Place { path: PathBuf::new(), line: 1 };
+                    let place = RecordPlace { path: PathBuf::new(), line: 1 };
                     let record = Record::new(fields.as_object().unwrap().clone(), place);
                     let encoder = Encoder::new(&tokenizer, EncodeOptions::new(99), &record).unwrap();
                     encoder.encode(&record).unwrap().examples[0].tokens[0]

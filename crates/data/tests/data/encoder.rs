@@ -2,8 +2,8 @@
 
 use firebrick_data::{
     Batch, Chat, DataError, Diagnosis, DocumentSet, EncodeOptions, Encoded, Encoder, Fields, FindingCount, FindingKind,
-    IGNORE_INDEX, OverflowPolicy, PackOptions, PackedDataset, PairRows, Place, Record, RecordFormat, TemplateChoice,
-    TemplateDefaults, Tokenizer, TrainOn,
+    IGNORE_INDEX, OverflowPolicy, PackOptions, PackedDataset, PairRows, Record, RecordFormat, RecordPlace,
+    TemplateChoice, TemplateDefaults, Tokenizer, TrainOn,
 };
 use serde_json::{Value as Json, json};
 
@@ -13,8 +13,8 @@ fn tokenizer(template: Option<&str>) -> Tokenizer {
     crate::tokenizer("byte_level", template, &crate::config())
 }
 
-fn place(line: usize) -> Place {
-    Place { path: "rows.jsonl".into(), line }
+fn place(line: usize) -> RecordPlace {
+    RecordPlace { path: "rows.jsonl".into(), line }
 }
 
 fn record(fields: &Json) -> Record {

@@ -1,10 +1,10 @@
 //! Tests of records of every format, and of the errors about records without one.
 
-use firebrick_data::{Fields, Place, RecordFormat, RecordFormatError, Row, Turn};
+use firebrick_data::{Fields, RecordFormat, RecordFormatError, RecordPlace, Row, Turn};
 use serde_json::{Value as Json, json};
 
-fn place() -> Place {
-    Place { path: "rows.jsonl".into(), line: 7 }
+fn place() -> RecordPlace {
+    RecordPlace { path: "rows.jsonl".into(), line: 7 }
 }
 
 fn parse_with(record: &Json, format: RecordFormat, names: &Fields) -> Result<Row, RecordFormatError> {

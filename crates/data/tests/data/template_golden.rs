@@ -8,7 +8,7 @@ use std::env;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-use firebrick_data::{Chat, EncodeOptions, Encoder, FindingKind, Place, Record, TemplateChoice, Tokenizer};
+use firebrick_data::{Chat, EncodeOptions, Encoder, FindingKind, Record, RecordPlace, TemplateChoice, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 
@@ -72,7 +72,7 @@ fn tokenizer(name: &str, style: &Style, blocks: bool) -> Tokenizer {
 /// Returns the tokens of a conversation and their mask, or why it was dropped.
 fn encode(tokenizer: &Tokenizer, conversation: &Conversation) -> Result<(Vec<u32>, Vec<bool>), FindingKind> {
     let record = json!({ "messages": conversation.messages, "tools": conversation.tools });
-    let place = Place { path: "golden".into(), line: 1 };
+    let place = RecordPlace { path: "golden".into(), line: 1 };
     let record = Record::new(record.as_object().unwrap().clone(), place);
     let encoder = Encoder::new(tokenizer, EncodeOptions::new(100_000), &record).unwrap();
     let mut encoded = encoder.encode(&record).unwrap();

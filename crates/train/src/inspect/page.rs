@@ -129,7 +129,7 @@ fn document(document: &SampleDocument, cut_at: Option<usize>) -> Block {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use firebrick_data::{Diagnosis, FindingCount, FindingKind, LengthHistogram, PackReport, Place};
+    use firebrick_data::{Diagnosis, FindingCount, FindingKind, LengthHistogram, PackReport, RecordPlace};
 
     use super::*;
     use crate::inspect::{SampleRow, SampleToken};
@@ -153,7 +153,7 @@ pub(super) mod tests {
         let mut lengths = LengthHistogram::default();
         [3, 4].iter().for_each(|&tokens| lengths.add(tokens));
         let packing = PackReport { documents: 2, rows: 1, tokens: 8, loss_tokens: 6, efficiency: 0.5, lengths };
-        let place = Place { path: "a.jsonl".into(), line: 5 };
+        let place = RecordPlace { path: "a.jsonl".into(), line: 5 };
         let found = |detail: &str| FindingCount { count: 3, first: vec![(place.clone(), text(detail))] };
         let findings =
             [(FindingKind::Truncated, found("too long")), (FindingKind::TemplateRefused, found("no <role>"))];

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use firebrick_arch::python_json::unmarked;
-use firebrick_data::{DataError, Diagnosis, EncodeOptions, Encoder, FindingKind, Place, Record, Tokenizer};
+use firebrick_data::{DataError, Diagnosis, EncodeOptions, Encoder, FindingKind, Record, RecordPlace, Tokenizer};
 use firebrick_trainer::run::data_sets::Input;
 
 use super::sample::SampleDocument;
@@ -41,7 +41,7 @@ pub(super) fn records(
     tokenizer: &Tokenizer,
 ) -> Result<Vec<SampleRecord>, DataError> {
     let files = input.source.file_names();
-    let mut wanted: Vec<(FindingKind, &Place, &str)> = Vec::new();
+    let mut wanted: Vec<(FindingKind, &RecordPlace, &str)> = Vec::new();
     // A row that cannot be read has nothing to show but its place and the problem.
     for (&kind, found) in diagnosis.findings.iter().filter(|(kind, _)| **kind != FindingKind::Unreadable) {
         wanted.extend(found.first.iter().take(RECORDS_PER_KIND).map(|(place, detail)| (kind, place, detail.as_str())));
@@ -71,7 +71,7 @@ pub(super) fn records(
 fn sample(
     input: &Input,
     record: &Record,
-    (kind, place, detail): (FindingKind, &Place, &str),
+    (kind, place, detail): (FindingKind, &RecordPlace, &str),
     tokenizer: &Tokenizer,
 ) -> Result<SampleRecord, DataError> {
     let limit = input.options.max_seq_len;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use firebrick_data::{EncodeOptions, Encoder, OverflowPolicy, Place, Record, RecordFormat, Tokenizer, TrainOn};
+use firebrick_data::{EncodeOptions, Encoder, OverflowPolicy, Record, RecordFormat, RecordPlace, Tokenizer, TrainOn};
 use serde_json::{Map, Value as Json};
 
 use super::{Outcome, tokenizer};
@@ -27,7 +27,7 @@ pub(crate) fn rows(bytes: &[u8]) -> Outcome {
     let mut outcome = Outcome::default();
     for (index, line) in rest.split(|&byte| byte == b'\n').enumerate().take(64) {
         let Ok(fields) = serde_json::from_slice::<Map<String, Json>>(line) else { continue };
-        let record = Record::new(fields, Place { path: PathBuf::from("rows.jsonl"), line: index + 1 });
+        let record = Record::new(fields, RecordPlace { path: PathBuf::from("rows.jsonl"), line: index + 1 });
         for record_format in FORMATS {
             match Encoder::new(tokenizer, options(first, record_format), &record) {
                 Ok(encoder) => encode(&encoder, &record, &mut outcome),

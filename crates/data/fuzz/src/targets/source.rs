@@ -1,6 +1,6 @@
 //! Data files of every format, compressed or not, folders that `datasets` saved, and listings of the Hub.
 
-use firebrick_data::{FileFormat, Hub, HubSettings, Place, SourceError, SourceSpec, TextDocument};
+use firebrick_data::{FileFormat, Hub, HubSettings, RecordPlace, SourceError, SourceSpec, TextDocument};
 
 use super::{Folder, Outcome, parts};
 
@@ -85,7 +85,7 @@ fn records(spec: &SourceSpec, folder: &Folder) -> Outcome {
     let mut outcome = Outcome::default();
     let Some(source) = outcome.note(spec.resolve(&hub)) else { return outcome };
     outcome.read = 0;
-    let mut last: Option<Place> = None;
+    let mut last: Option<RecordPlace> = None;
     let mut has_ended = false;
     let files = source.file_names().len();
     for record in source.records().take(MAX_ROWS) {
@@ -96,7 +96,7 @@ fn records(spec: &SourceSpec, folder: &Folder) -> Outcome {
             Err(_) => true,
             Ok(record) => {
                 // A line may contain several rows of JSON; a file may be named twice.
-                let is_later = |last: &Place| {
+                let is_later = |last: &RecordPlace| {
                     last.path != record.place.path
                         || last.line < record.place.line
                         || source.format() == FileFormat::Json

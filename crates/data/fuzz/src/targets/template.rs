@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use firebrick_data::{Chat, EncodeOptions, Encoder, Place, Record, RecordFormat, TemplateChoice, Tokenizer};
+use firebrick_data::{Chat, EncodeOptions, Encoder, Record, RecordFormat, RecordPlace, TemplateChoice, Tokenizer};
 use serde_json::{Map, Value as Json, json};
 
 use super::{Outcome, encode, tokenizer};
@@ -69,7 +69,7 @@ pub(crate) fn messages(bytes: &[u8]) -> Outcome {
 }
 
 fn encode_record(tokenizer: &Tokenizer, fields: Map<String, Json>, outcome: &mut Outcome) {
-    let record = Record::new(fields, Place { path: PathBuf::from("rows.jsonl"), line: 1 });
+    let record = Record::new(fields, RecordPlace { path: PathBuf::from("rows.jsonl"), line: 1 });
     let options = EncodeOptions { record_format: RecordFormat::Chat, ..EncodeOptions::new(1 << 20) };
     let Ok(encoder) = Encoder::new(tokenizer, options, &record) else { return };
     encode::encode(&encoder, &record, outcome);

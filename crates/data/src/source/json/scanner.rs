@@ -8,7 +8,7 @@ use std::slice::from_ref;
 
 use super::super::error::{SourceError, SourceResult};
 use super::super::open::{Bytes, read_failed};
-use super::super::record::{MAX_RECORD_BYTES, Place};
+use super::super::record::{MAX_RECORD_BYTES, RecordPlace};
 
 pub(super) const HINT: &str = "The file must be one JSON list of objects, or an object with such a list";
 const TOO_LARGE: &str =
@@ -22,8 +22,8 @@ pub(super) struct Scanner {
 }
 
 impl Scanner {
-    pub(super) fn place(&self) -> Place {
-        Place { path: self.path.clone(), line: self.line }
+    pub(super) fn place(&self) -> RecordPlace {
+        RecordPlace { path: self.path.clone(), line: self.line }
     }
 
     pub(super) fn bad(&self, reason: impl AsRef<str>) -> SourceError {
