@@ -1,6 +1,4 @@
 //! Casts that cost nothing if the dtype is already right.
-//!
-//! Trade-off: casts are separate passes; a backend that fuses them does not call these.
 
 use burn_tensor::{DType, FloatDType, Tensor, backend::Backend};
 

@@ -2,7 +2,6 @@
 //!
 //! Values are stored flat, so that the code that updates, reduces or saves parameters is written once for every shape. A [`GradientSink`] is passed
 //! down the backward: a map keeps everything until the step; other sinks reduce over ranks, check for non-finite values, or update on the spot.
-//! Trade-off: gradients and trained parameters are f32, whatever the compute dtype.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

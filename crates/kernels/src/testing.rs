@@ -1,6 +1,4 @@
 //! Shared helpers of the reference bodies' tests: seeded tensors, closeness, and Burn's autodiff to compare backwards with.
-//!
-//! Trade-off: everything runs on burn-flex in f32, where autodiff is available without further dependencies.
 
 use burn_autodiff::Autodiff;
 use burn_flex::Flex;

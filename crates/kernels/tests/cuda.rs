@@ -101,7 +101,6 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
     ]
 }
 
-/// Returns cases of all operations.
 fn cases(dtype: DType) -> Vec<Case> {
     let small = |head_dim| Case::small(dtype, head_dim);
     let widths = vec![

@@ -1,6 +1,4 @@
 //! Attention over packed documents and over a cache against the reference.
-//!
-//! Trade-off: the log-sum-exp is compared only where its layout is the reference's; the backward covers the others.
 
 use burn_flex::Flex;
 use burn_tensor::{DType, Tensor};

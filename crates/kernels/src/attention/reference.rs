@@ -31,7 +31,6 @@ pub fn forward<B: Backend>(
     forward_by(Tensor::matmul, qkv, sinks, spec, documents)
 }
 
-/// Computes [`forward`] with another matmul.
 pub(crate) fn forward_by<B: Backend>(
     multiply: Multiply<B>,
     qkv: &Qkv<B>,
@@ -66,7 +65,6 @@ pub fn backward<B: Backend>(
     (backward_by(Tensor::matmul, qkv, spec, output, d_o, documents), d_sinks)
 }
 
-/// Returns the sinks, if they train.
 pub(crate) fn trained<B: Backend>(sinks: Option<&Sinks<B>>) -> Option<&Sinks<B>> {
     sinks.filter(|sinks| sinks.trains)
 }
@@ -134,7 +132,6 @@ pub fn cached<B: Backend>(
     cached_by(Tensor::matmul, q, sinks, cache, tokens, spec)
 }
 
-/// Computes [`cached`] with another matmul.
 pub(crate) fn cached_by<B: Backend>(
     multiply: Multiply<B>,
     q: Tensor<B, 2>,

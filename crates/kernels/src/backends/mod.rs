@@ -1,7 +1,5 @@
 //! The backends, one file or folder each, with their Burn types and the operations they override. `kind.rs` names them,
 //! `planning/` states the memory that each needs, and `self_test.rs` is what a backend runs before it is trusted.
-//!
-//! Trade-off: the memory of every backend is stated even if it is not compiled in, so that a plan can be made without it.
 
 #[cfg(feature = "candle")]
 mod candle;

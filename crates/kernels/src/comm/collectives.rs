@@ -2,7 +2,6 @@
 //!
 //! Inside a section a result may be stored, but operations may read it only after the section, because it may still be
 //! in flight on another stream. The results of an [`Exchange`] may be read at once.
-//! Trade-off: a job of one rank also calls these functions, and gets its own tensors back.
 
 use burn_tensor::{Tensor, backend::Backend};
 

@@ -99,7 +99,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns the result of each rank, in rank order.
     fn on_all_ranks<T: Send>(world_size: usize, work: impl Fn(Communicator) -> T + Sync) -> Vec<thread::Result<T>> {
         let work = &work;
         thread::scope(|scope| {

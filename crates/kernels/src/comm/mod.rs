@@ -3,7 +3,6 @@
 //! A [`Communicator`] names the ranks of a job and carries bytes between them. The reference bodies move tensors through host memory
 //! and add them in rank order, so every rank gets the same bits; a backend with a library of its own connects it ([`DeviceSide`]).
 //! Every rank calls the same operations in the same order.
-//! Trade-off: the reference gathers everything on every rank: exact and small, not for scale.
 
 mod collectives;
 mod local;

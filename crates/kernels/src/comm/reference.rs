@@ -10,7 +10,6 @@ use burn_tensor::{Tensor, TensorData, backend::Backend};
 use super::{CommError, Communicator};
 use crate::payload::{Loan, Payload};
 
-/// Bytes of one value.
 const VALUE: usize = size_of::<f32>();
 
 /// Implements [`Communicator::all_reduce_sum`].

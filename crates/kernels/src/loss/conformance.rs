@@ -1,7 +1,5 @@
 //! Losses against the reference: weights, log-probabilities, chunks that do not divide the targets, and a head gradient that is added to
 //! an earlier one.
-//!
-//! Trade-off: targets are in range; the data pipeline guarantees it.
 
 use std::ops::Range;
 

@@ -1,6 +1,4 @@
 //! RMSNorm against its reference, with and without a residual path and a gradient of the weight.
-//!
-//! Trade-off: one epsilon.
 
 use super::{NormWeight, reference};
 use crate::Kernels;

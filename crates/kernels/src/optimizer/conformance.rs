@@ -91,7 +91,6 @@ fn skipped<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// Copies all of a state to the host.
 fn bits<B: Backend>(state: &AdamWState<B>) -> Vec<TensorData> {
     let moments = match &state.moments {
         Moments::F32 { first, second } => vec![first.to_data(), second.to_data()],

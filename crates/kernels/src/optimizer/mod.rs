@@ -2,7 +2,6 @@
 //!
 //! Each update takes a list of parameters ("foreach", as in torch): an adapter is hundreds of small tensors, and a backend may update
 //! them in few launches.
-//! Trade-off: an update of few large tensors gains nothing from the list.
 
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;

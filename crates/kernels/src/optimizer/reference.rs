@@ -3,7 +3,6 @@
 //! The 8-bit step follows bitsandbytes' block-wise kernel: decode both moments, update them, take the parameter step with the exact
 //! moments, then encode them again against each block's new maximum. Rounding must not change the sign of a first moment: where it would, the code
 //! moves one step towards the sign. A skipped step is computed and then discarded, because only the device knows whether it is skipped.
-//! Trade-off: parameters are updated one after the other, with one pass over memory per arithmetic step.
 
 use burn_tensor::{Bool, DType, Int, IntDType, Tensor, backend::Backend};
 use firebrick_precision::DynamicMap;

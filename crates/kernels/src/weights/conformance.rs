@@ -1,6 +1,4 @@
 //! In every format, quantizing on the device gives the same codes as on the host, and dequantizing the same values as the host codec.
-//!
-//! Trade-off: codes are compared as each backend stores them, scales by their decoded values.
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_precision::{BlockScales as HostBlockScales, QuantFormat};

@@ -2,7 +2,6 @@
 //!
 //! A quantized weight keeps the codes and scales that `firebrick-precision` computes, byte for byte, in the layout that
 //! each backend prefers. One function each quantizes, dequantizes and uploads every format.
-//! Trade-off: a format's reference body dequantizes to f32; faster conversions are up to the backend.
 
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;

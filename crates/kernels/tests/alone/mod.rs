@@ -8,7 +8,6 @@ use firebrick_precision::difference::largest_difference;
 
 use super::*;
 
-/// Returns the device for one test of this module.
 fn device_alone() -> Option<(Device, RwLockWriteGuard<'static, ()>)> {
     Some((card::device()?, USERS.write().unwrap_or_else(PoisonError::into_inner)))
 }

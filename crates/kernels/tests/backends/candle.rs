@@ -1,6 +1,4 @@
 //! The candle backend: every operation against the reference on burn-flex.
-//!
-//! Trade-off: f32 only, as in training on candle.
 
 use burn_tensor::DType;
 use firebrick_kernels::backends::Candle;

@@ -1,5 +1,4 @@
 //! The card for a test of the CUDA backend, or a printed line with the reason why there is none.
-//! Trade-off: a test without a card passes, since CI has none.
 
 use firebrick_kernels::backends::cuda::{Cuda, probe};
 

@@ -1,5 +1,4 @@
 //! Measures the accuracy of a result: its slope over the expected values, and the remaining noise.
-//! Trade-off: everything is compared on the host, in f64.
 
 use burn_tensor::{Tensor, backend::Backend};
 

@@ -1,7 +1,6 @@
 //! A device as the operations of one thread use it: the engine, and what each subject keeps from one operation to the next.
 //!
 //! The engine knows no subject. So whatever subjects must do when a section ends or fails is done here.
-//! Trade-off: this file names every subject that keeps something.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

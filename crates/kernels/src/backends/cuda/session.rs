@@ -1,6 +1,4 @@
 //! The protocol of a run on CUDA: what it announces, sections and pauses, release of memory, and waits that it reports.
-//!
-//! Trade-off: releasing memory waits for the device.
 
 use burn_tensor::backend::Backend;
 use cubecl::cuda::CudaDevice;

@@ -1,5 +1,4 @@
 //! Constant tables in device memory, uploaded once per device and thread, before the first section needs them.
-//! Trade-off: a few KiB, even if unused.
 
 use std::cell::OnceCell;
 
@@ -10,7 +9,6 @@ use firebrick_precision::{DynamicMap, NarrowFloat, QuantFormat, narrow_map};
 use super::engine::Cuda;
 use crate::weights::reference::byte_table;
 
-/// The constant tables of a device.
 #[derive(Default)]
 pub(crate) struct Tables {
     signed: OnceCell<Tensor<Cuda, 1>>,

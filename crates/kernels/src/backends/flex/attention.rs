@@ -2,7 +2,6 @@
 //!
 //! Heads are read in place, with strides, so nothing is transposed. Scores exist for one block of queries at a time, so memory grows linearly with
 //! the document. Each block is multiplied only with the keys from the start of its first query's window to its last query.
-//! Trade-off: f32 only; other dtypes, and the cached attention of generation, take the reference body.
 
 use std::ops::Range;
 

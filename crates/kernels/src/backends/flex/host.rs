@@ -1,6 +1,4 @@
 //! Conversion between Burn tensors on the CPU and slices, without copies for contiguous tensors, and the division of work into tasks.
-//!
-//! Trade-off: results are new vectors; only a cache of keys and values is updated in place.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
@@ -8,7 +6,6 @@ use burn_tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
 /// Values per task: enough to pay for moving it to another core.
 pub(super) const TASK: usize = 16 * 1024;
 
-/// Returns the number of rows of `width` that make one task.
 pub(super) fn rows_per_task(width: usize) -> usize {
     (TASK / width).max(1)
 }
@@ -53,7 +50,6 @@ pub(super) fn bytes(tensor: &Tensor<Flex, 1, Int>) -> FlexTensor {
     if primitive.as_slice::<u8>().is_some() { primitive } else { primitive.to_contiguous() }
 }
 
-/// Converts indices to `usize`.
 pub(super) fn indices(tensor: Tensor<Flex, 1, Int>) -> Vec<usize> {
     tensor.into_data().iter::<i64>().map(|index| index as usize).collect()
 }

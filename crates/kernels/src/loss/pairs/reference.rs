@@ -71,7 +71,6 @@ fn sides<B: Backend>(values: Tensor<B, 1>, pairs: usize) -> [Tensor<B, 1>; 2] {
     [0, 1].map(|side| values_p2.clone().narrow(1, side, 1).reshape([pairs]))
 }
 
-/// Computes the losses that need a reference.
 fn log_ratios<B: Backend>(
     [chosen, rejected]: [Tensor<B, 1>; 2],
     [reference_chosen, reference_rejected]: [Tensor<B, 1>; 2],

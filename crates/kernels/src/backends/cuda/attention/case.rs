@@ -1,5 +1,4 @@
 //! Parameters of an attention call, whichever kernel runs it: sizes, dense inputs, and gradients to write.
-//! Trade-off: rows are always dense, so a kernel that could read strided rows gets a copy.
 
 use firebrick_arch::AttentionSpec;
 
@@ -7,7 +6,6 @@ use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{Cuda, MatrixView, SoftCap, tensor};
 use crate::{Documents, Qkv};
 
-/// Sizes of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub tokens: usize,

@@ -19,7 +19,7 @@ use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
 use super::library::parts_of;
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cost, Cuda, Launch, MAX_STRIDES, MatrixView, ScratchSlot, Source, arguments, check, grid,
+    BlockArguments, Contents, Cost, Cuda, MAX_STRIDES, MatrixView, ScratchSlot, Source, arguments, check, grid,
 };
 use crate::{Documents, StatisticsLayout};
 
@@ -46,7 +46,6 @@ struct Part {
     shape: AttentionShape,
     first_document: usize,
     documents: usize,
-    /// First token.
     start: usize,
     tokens: usize,
 }
@@ -162,7 +161,6 @@ impl Device {
         backward_parts(whole, documents, self.library.limits.get().max_backward_tokens)
     }
 
-    /// Runs cuDNN's backward pass.
     pub(super) fn cudnn_backward(
         &self,
         plans: &BackwardPlans,
@@ -230,13 +228,8 @@ impl Device {
             index: address(index), boundaries: address(boundaries.address + 4 * first as u64), documents: int(count),
             most: int(most), strides: int(strides.len()), stride: value(&table),
         };
-        let launch = Launch {
-            source: Source::PackedIndex,
-            dtype: DType::F32,
-            name: "packed_index",
-            shape: grid(1, 256),
-            bytes: 4 * (most + 1) * (strides.len() + 1),
-        };
+        let bytes = 4 * (most + 1) * (strides.len() + 1);
+        let launch = Source::PackedIndex.launch(DType::F32, "packed_index", grid(1, 256), bytes);
         // SAFETY: the index has room for the lengths and one list of offsets per stride; boundaries has count + 1 values from `first` on.
         unsafe { self.launch(launch, &arguments) };
         index
@@ -291,7 +284,6 @@ fn layout([count, tokens, longest]: [usize; 3], takes_packed: bool) -> Layout {
     packed_layout(count, longest, tokens.next_multiple_of(LONG_MULTIPLE))
 }
 
-/// Returns the class of packed documents.
 fn packed_layout(count: usize, longest: usize, tokens: usize) -> Layout {
     Layout::Packed {
         documents: count.next_power_of_two().max(MIN_DOCUMENTS),

@@ -10,22 +10,18 @@ use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
 use crate::Documents;
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cost, Cuda, FlashVariant, Launch, MatrixView, ScratchSlot, Source, arguments,
+    BlockArguments, Cost, Cuda, FlashVariant, Launch, MatrixView, ScratchSlot, Source, arguments, grid_of,
 };
 use crate::backends::planning::flash::{FlashTiles, flash_takes_f32};
 
 /// Returns a grid of heads by tiles.
 fn tiles(heads: usize, rows: usize, tile: usize, warps: usize, shared: usize) -> LaunchShape {
-    LaunchShape {
-        grid: [heads as u32, rows.div_ceil(tile) as u32, 1],
-        block: [32 * warps as u32, 1, 1],
-        shared_bytes: shared as u32,
-    }
+    LaunchShape { shared_bytes: shared as u32, ..grid_of([heads, rows.div_ceil(tile), 1], 32 * warps as u32) }
 }
 
 /// Returns a grid of rows by heads: f32 kernels place rows on the axis without a limit.
 fn f32_rows(heads: usize, rows: usize) -> LaunchShape {
-    LaunchShape { grid: [rows.div_ceil(4) as u32, heads as u32, 1], block: [128, 1, 1], shared_bytes: 0 }
+    grid_of([rows.div_ceil(4), heads, 1], 128)
 }
 
 impl Device {
@@ -126,7 +122,7 @@ impl Device {
 
     fn flash(&self, sizes: &Sizes, dtype: DType, name: &'static str, shape: LaunchShape, backward: bool) -> Launch {
         let variant = FlashVariant { head_dim: sizes.head_dim, soft_cap: sizes.soft_cap };
-        Launch { source: self.flash_source(variant, dtype, backward), dtype, name, shape, bytes: 0 }
+        self.flash_source(variant, dtype, backward).launch(dtype, name, shape, 0)
     }
 }
 

@@ -99,7 +99,6 @@ fn pointer(block: DeviceBlock) -> DevicePointer<f32> {
     DevicePointer::from_address(block.address)
 }
 
-/// Returns the bytes of a dense matrix.
 fn bytes_of(matrix: &MatrixView) -> DevicePointer<u8> {
     assert!(matrix.is_dense(), "ranks exchange matrices without gaps");
     DevicePointer::from_address(matrix.address)
@@ -144,7 +143,6 @@ fn redeem(device: &CudaDevice, ticket: u64) {
     device.collectives.redeem(ticket, device.stream());
 }
 
-/// A tensor of an exchange.
 struct Part {
     matrix: MatrixView,
     root: usize,

@@ -34,7 +34,6 @@ impl std::fmt::Display for DeviceFailure {
 impl std::error::Error for DeviceFailure {}
 
 impl DeviceFailure {
-    /// Unwinds from the operation.
     pub(crate) fn raise(self) -> ! {
         panic::panic_any(self)
     }

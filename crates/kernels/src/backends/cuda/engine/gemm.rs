@@ -1,5 +1,4 @@
 //! GEMMs by cuBLASLt over row-major matrices with any row stride.
-//! Trade-off: 8-bit operands are E4M3; no other 8-bit format is used.
 
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{ElementType, Matmul, Operand, Pointers, Scaling};

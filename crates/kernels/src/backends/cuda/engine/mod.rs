@@ -44,7 +44,7 @@ pub use failure::DeviceFailure;
 pub(super) use failure::{check, check_launch};
 pub(super) use gemm::{Gemm, GemmScales};
 pub(super) use handle_number::Owner;
-pub(super) use launch::{BlockArguments, Launch, arguments, grid, rows_and_columns, threads_for};
+pub(super) use launch::{BlockArguments, Launch, arguments, grid, grid_of, rows_and_columns, threads_for};
 pub use matrix::Cuda;
 pub(super) use matrix::{DeviceBlock, MatrixView, Primitive, float, int_tensor, payload, primitive, tensor, view};
 pub(super) use program::{FlashVariant, SoftCap, Source, WeightValues};
@@ -244,12 +244,10 @@ impl Engine {
         owner.section == self.section_number() && owner.uses == uses(owner.number)
     }
 
-    /// Returns the device.
     pub(super) fn device(&self) -> &CudaDevice {
         &self.device
     }
 
-    /// Returns the number of multiprocessors of the device.
     pub(super) fn multiprocessors(&self) -> usize {
         self.multiprocessors
     }
@@ -269,7 +267,6 @@ impl Engine {
         &self.client
     }
 
-    /// Returns the device's context.
     pub(super) fn context(&self) -> &Context {
         &self.context
     }

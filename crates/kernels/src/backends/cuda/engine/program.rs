@@ -2,7 +2,6 @@
 //!
 //! Each source is compiled once per format of activations (and head width for attention, activation function, and soft cap). NVRTC takes
 //! about a second for all that a run needs; the images are kept on disk by `firebrick_cuda::Compiler`.
-//! Trade-off: a kernel that does not compile is found when it is launched, not when the crate is built.
 
 use std::cell::RefCell;
 use std::thread::JoinHandle;
@@ -125,14 +124,12 @@ pub(crate) enum Source {
         activation: Activation,
         /// Column pieces per warp.
         pieces: usize,
-        /// Tiles in flight.
         stages: usize,
     },
     Heads,
     LowRank {
         /// Maximum rank of an adapter.
         ranks: usize,
-        /// Tiles in flight.
         stages: usize,
     },
     Magnitude,
@@ -290,7 +287,6 @@ pub(super) fn format_refusal(dtype: DType, capability: (u32, u32)) -> Option<Str
 /// A thread that compiles; `None` if it failed.
 type Compiling = JoinHandle<Option<Image>>;
 
-/// Compiled programs and their kernels.
 pub(crate) struct Programs {
     context: Context,
     compiler: Compiler,
@@ -407,7 +403,6 @@ impl Programs {
     }
 }
 
-/// Returns the image that a thread has compiled; `None` if it failed.
 fn compiled(thread: Compiling) -> Option<Image> {
     thread.join().ok().flatten()
 }

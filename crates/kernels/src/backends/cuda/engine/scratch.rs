@@ -3,7 +3,6 @@
 //! All readers and writers are on the engine's one stream, so a buffer may be overwritten once the launches that read it are submitted. Contents
 //! derived from weights (dequantized, merged with their adapter, cast) are remembered until the section ends, so the recomputation of a layer and its
 //! backward share one conversion. Growing a buffer waits for the device and discards its contents; after the first step of a run, no buffer grows.
-//! Trade-off: a slot keeps its largest size until memory is released.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,7 +13,6 @@ use rustc_hash::FxHashMap;
 
 use super::failure::{check, check_launch};
 
-/// The purpose of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ScratchSlot {
     /// Converted weights of a group or module of this shape. Groups of one layer have separate slots, so that they do
@@ -50,15 +48,12 @@ pub(crate) enum ScratchSlot {
         /// Output features.
         width: usize,
     },
-    /// LoRA's A in compute precision.
     LoraA,
-    /// LoRA's B in compute precision.
     LoraB,
     /// Low-rank intermediates `x Aᵀ`.
     LowRank,
     /// The adapters' input under dropout, or its gradient.
     Masked,
-    /// Gradients of the low-rank intermediates.
     LowRankGradient,
     /// The low-rank gradients times `1 / rms` of a norm's input.
     ScaledLowRank,
@@ -66,18 +61,15 @@ pub(crate) enum ScratchSlot {
     LowRankParts,
     /// The widest rows of one operation: logits of a chunk; joined QKV, or their gradients.
     WideRows,
-    /// cuDNN's workspace.
     AttentionWorkspace,
     /// Lengths and offsets of packed documents.
     AttentionIndex {
         /// The part of the documents; `None` for all.
         part: Option<usize>,
     },
-    /// Tiles of experts' rows.
     ExpertTiles,
     /// Partial results over parts of each query's keys.
     AttentionParts,
-    /// Partial sums.
     Partial,
     /// Hidden states gathered for the loss, then their gradients.
     GatheredRows,
@@ -152,7 +144,6 @@ impl Scratch {
         self.buffers.borrow_mut().values_mut().for_each(|buffer| buffer.contents = None);
     }
 
-    /// Returns the bytes of all buffers.
     pub(crate) fn bytes(&self) -> usize {
         self.buffers.borrow().values().map(|buffer| buffer.memory.len_bytes()).sum()
     }

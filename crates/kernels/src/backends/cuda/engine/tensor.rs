@@ -82,7 +82,6 @@ impl Engine {
         check("waiting for the device", self.context().synchronize());
     }
 
-    /// Allocates a matrix.
     pub(crate) fn empty_matrix(&self, rows: usize, width: usize, dtype: DType) -> MatrixView {
         self.view_of(self.empty([rows, width], dtype))
     }

@@ -42,7 +42,6 @@ struct Recording {
 }
 
 impl Trace {
-    /// Returns whether launches are recorded.
     pub(super) fn is_recording(&self) -> bool {
         self.recording.borrow().is_some()
     }

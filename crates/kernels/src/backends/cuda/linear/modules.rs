@@ -41,7 +41,6 @@ fn in_words(shape: &GroupShape, route: &Route) -> String {
 /// Alignment in bytes of the parts of a buffer, as GEMMs prefer it.
 pub(super) const PART_ALIGNMENT: usize = 256;
 
-/// A group with its route.
 pub(crate) struct Routed<'a> {
     pub group: &'a Group<Cuda>,
     pub route: Route,
@@ -103,7 +102,6 @@ impl Device {
         route
     }
 
-    /// Returns a group with its route.
     pub(super) fn routed<'a>(&self, group: &'a Group<Cuda>, dtype: DType) -> Routed<'a> {
         Routed { group, route: self.route_of(group, dtype, 0) }
     }
@@ -159,17 +157,14 @@ impl Device {
 }
 
 impl ModulesArgument {
-    /// Returns the sum of all ranks.
     pub(super) fn ranks(&self) -> usize {
         self.of.iter().map(|module| module.rank as usize).sum()
     }
 
-    /// Returns the number of values in all A.
     pub(super) fn a_values(&self, inputs: usize) -> usize {
         self.ranks() * inputs
     }
 
-    /// Returns the bytes of all A and B.
     pub(super) fn bytes(&self, inputs: usize) -> usize {
         let b_values: usize = self.of.iter().map(|module| (module.rank * module.rows) as usize).sum();
         (self.a_values(inputs) + b_values) * 4 + 2 * PART_ALIGNMENT

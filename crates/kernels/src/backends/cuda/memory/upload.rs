@@ -1,5 +1,4 @@
 //! Uploads of host bytes to the device: through pinned memory, on the engine's stream, without blocking the host.
-//! Trade-off: bytes outside pinned memory are first copied into it.
 
 use burn_tensor::DType;
 use firebrick_cuda::{DevicePointer, Event};

@@ -2,7 +2,6 @@
 //!
 //! Choice, order, counts and sums stay on the device. The host reads the rows of each expert only where something asks for them
 //! ([`crate::linear::ExpertRows::counts`]).
-//! Trade-off: each expert's block looks at all choices twice, to count its own and to place them.
 
 mod grouped;
 
@@ -100,11 +99,11 @@ fn int_data(matrix: MatrixView) -> Tensor<Cuda, 1, Int> {
     int_tensor(matrix.tensor)
 }
 
-impl Device {
-    fn routing_launch(&self, name: &'static str, dtype: DType, blocks: usize, bytes: usize) -> Launch {
-        Launch { source: Source::Routing, dtype, name, shape: grid(blocks, 256), bytes }
-    }
+fn routing_launch(name: &'static str, dtype: DType, blocks: usize, bytes: usize) -> Launch {
+    Source::Routing.launch(dtype, name, grid(blocks, 256), bytes)
+}
 
+impl Device {
     fn integers(&self, count: usize) -> MatrixView {
         self.view_of(self.empty([count], DType::I32))
     }
@@ -124,7 +123,7 @@ impl Device {
         let chosen = self.empty_matrix(tokens, top_k, DType::I32);
         let weights = self.empty_matrix(tokens, top_k, DType::F32);
         let bytes = logits.bytes() + scores.bytes() + chosen.bytes() + weights.bytes();
-        let launch = self.routing_launch("route_top_k", logits.dtype, tokens.div_ceil(TOKENS_PER_BLOCK), bytes);
+        let launch = routing_launch("route_top_k", logits.dtype, tokens.div_ceil(TOKENS_PER_BLOCK), bytes);
         let groups = router.groups.unwrap_or(ExpertGroups { count: 0, chosen: 0 });
         let arguments = arguments! {
             scores: rows(&scores), experts: rows(&chosen), weights: rows(&weights), logits: rows(logits),
@@ -152,14 +151,14 @@ impl Device {
     fn place(&self, chosen: &MatrixView, experts: usize) -> Placed {
         let (choices, top_k) = (chosen.count(), chosen.width);
         let counts = self.integers(experts);
-        let launch = self.routing_launch("count_rows", DType::F32, experts, chosen.bytes());
+        let launch = routing_launch("count_rows", DType::F32, experts, chosen.bytes());
         let arguments = arguments! { counts: rows(&counts), experts: rows(chosen), choices: long(choices) };
         // SAFETY: `chosen` holds that many i32, `counts` one per expert.
         unsafe { self.launch(launch, &arguments) };
         let rows_nk = self.empty_matrix(chosen.rows, top_k, DType::I32);
         let (choices_s, tokens_s, starts) =
             (self.integers(choices), self.integers(choices), self.integers(experts + 1));
-        let launch = self.routing_launch("place_rows", DType::F32, experts, 4 * chosen.bytes());
+        let launch = routing_launch("place_rows", DType::F32, experts, 4 * chosen.bytes());
         let arguments = arguments! {
             rows: rows(&rows_nk), choices_of: rows(&choices_s), tokens: rows(&tokens_s), starts: rows(&starts),
             experts: rows(chosen), counts: rows(&counts), choices: long(choices), k: int(top_k),
@@ -185,18 +184,17 @@ impl Device {
             scale: f32(scale as f32), epsilon: f32(kind.epsilon() as f32),
         };
         // SAFETY: shapes as in `route`, and the gradient of the weights has theirs.
-        unsafe { self.launch(self.routing_launch("route_backward", dtype, blocks, bytes), &arguments) };
+        unsafe { self.launch(routing_launch("route_backward", dtype, blocks, bytes), &arguments) };
         d_logits
     }
 
-    /// Copies the row of each of `tokens` to `to`.
     fn dispatch_rows(&self, x: &MatrixView, tokens: &MatrixView, to: &MatrixView) {
         let arguments = arguments! {
             y: rows(to), x: rows(x), tokens: rows(tokens), rows: int(to.rows), d: int(x.width),
             y_stride: long(to.stride),
         };
         let blocks = to.rows.div_ceil(DISPATCHED_ROWS);
-        let launch = self.routing_launch("dispatch_rows", x.dtype, blocks, x.bytes() + to.bytes());
+        let launch = routing_launch("dispatch_rows", x.dtype, blocks, x.bytes() + to.bytes());
         // SAFETY: x is dense, `to` has one row of its width per token, at the stride given.
         unsafe { self.launch(launch, &arguments) };
     }
@@ -218,7 +216,7 @@ impl Device {
             residual: address(address(residual)), k: int(rows.width), d: int(x.width),
         };
         // SAFETY: x is [n k, d], rows and weights are [n, k], residual and y [n, d], all dense; the kernel reads no null pointer.
-        unsafe { self.launch(self.routing_launch("combine_rows", x.dtype, y.rows, bytes), &arguments) };
+        unsafe { self.launch(routing_launch("combine_rows", x.dtype, y.rows, bytes), &arguments) };
         y
     }
 
@@ -237,7 +235,7 @@ impl Device {
             choices_of: rows(&choices), k: int(weights.width), d: int(y.width), dx_stride: long(dx.stride),
             dy_stride: long(dy.stride),
         };
-        let launch = self.routing_launch("combine_rows_backward", y.dtype, y.rows, 3 * y.bytes());
+        let launch = routing_launch("combine_rows_backward", y.dtype, y.rows, 3 * y.bytes());
         // SAFETY: y and dx are [n k, d] and dy is [n, d], dx and dy at strides, the weights [n, k], and every choice has one row.
         unsafe { self.launch(launch, &arguments) };
         (dx, d_weights)

@@ -179,7 +179,7 @@ fn in_groups<S>(
 
 /// Describes a launch that does not depend on the format of activations.
 fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
-    Launch { source: Source::Optimizer, dtype: DType::F32, name, shape, bytes }
+    Source::Optimizer.launch(DType::F32, name, shape, bytes)
 }
 
 impl Device {

@@ -36,7 +36,6 @@ pub(crate) struct GatedAdapters {
     d_a: MatrixView,
     /// `x Aᵀ` of gate and up.
     low: MatrixView,
-    /// The adapters of gate and up.
     adapters: Adapters,
 }
 

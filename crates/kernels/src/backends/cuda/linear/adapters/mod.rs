@@ -35,7 +35,6 @@ pub(crate) struct Adapters {
     pub experts: Option<OfExperts>,
 }
 
-/// One adapter of a group.
 pub(crate) struct AdapterSlot {
     /// Index of its module.
     pub module: usize,

@@ -15,8 +15,7 @@ use firebrick_precision::{HostScales, QuantFormat};
 
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cuda, DeviceBlock, Launch, MatrixView, ScratchSlot, Source, arguments, float, grid,
-    tensor,
+    BlockArguments, Contents, Cuda, DeviceBlock, MatrixView, ScratchSlot, Source, arguments, float, grid, tensor,
 };
 use crate::backends::cuda::linear::modules::{Routed, rank};
 use crate::backends::cuda::memory::planned::{Held, Pass};
@@ -77,11 +76,9 @@ impl From<DeviceBlock> for ReadyWeight {
 ///        ranks  A
 /// ```
 pub(crate) struct GroupWeight {
-    /// The whole matrix.
     whole: DeviceBlock,
     out_features: usize,
     in_features: usize,
-    /// The matrices of all experts.
     stack: Stack,
     _owner: Option<MatrixView>,
 }
@@ -188,7 +185,7 @@ impl Device {
         let bytes = modules.bytes(to.in_features);
         let (whole, mut shape) = (to.whole, grid(bytes.div_ceil(4 * 1024).min(1024), 256));
         shape.grid[1] = to.stack.count as u32;
-        let launch = Launch { source: Source::WriteOut, dtype: whole.dtype, name: "write_adapters", shape, bytes };
+        let launch = Source::WriteOut.launch(whole.dtype, "write_adapters", shape, bytes);
         let arguments = arguments! {
             out: rows(&whole), modules: value(&modules), o: int(to.out_features), i: int(to.in_features),
             stride: long(whole.stride), matrix: long(to.stack.stride),

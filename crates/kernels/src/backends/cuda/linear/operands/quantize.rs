@@ -11,7 +11,6 @@ use crate::backends::cuda::engine::{
 use crate::weights::reference::scales_by;
 use crate::{BlockScales, HostBuffer, QuantizedWeight, Scales, Weight};
 
-/// The kernels that read weights of one kind.
 pub(super) struct WeightKernels {
     /// Kernel of `write_out.cu`.
     pub write_out: &'static str,
@@ -46,7 +45,7 @@ fn names_of(format: QuantFormat) -> [&'static str; 3] {
 
 /// Describes a launch that does not depend on the format of activations.
 fn plain(name: &'static str, blocks: usize, bytes: usize) -> Launch {
-    Launch { source: Source::Quantize, dtype: DType::F32, name, shape: grid(blocks, 256), bytes }
+    Source::Quantize.launch(DType::F32, name, grid(blocks, 256), bytes)
 }
 
 /// Selects the kernel for values of this format, from those for bf16, f16 and f32.

@@ -43,7 +43,6 @@ pub(crate) struct RowLayout {
     pub experts: Option<RowsByExpert>,
 }
 
-/// Rows that are sorted by expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowsByExpert {
     /// Address of the first row of each expert.
@@ -129,7 +128,6 @@ impl RowScaling {
         }
     }
 
-    /// Returns whether row scales are powers of two.
     pub(super) fn has_powers_of_two(self) -> bool {
         matches!(self, Self::InGemm { powers_of_two: true } | Self::InBlocks)
     }

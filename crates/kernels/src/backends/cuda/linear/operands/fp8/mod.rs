@@ -32,7 +32,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
     BlockArguments, Contents, Cuda, DeviceBlock, Gemm, Launch, MatrixView, OfExperts, ScratchSlot, Source, arguments,
-    grid,
+    grid, grid_of,
 };
 use crate::backends::cuda::linear::adapters::Adapters;
 use crate::backends::cuda::linear::modules::{ModulesArgument, PART_ALIGNMENT, Routed};
@@ -76,7 +76,6 @@ fn maxima_parts(count: usize) -> usize {
     if count == 1 { MAXIMA_PARTS } else { MAXIMA_PARTS_OF_EXPERT }
 }
 
-/// Returns the number of matrices of each weight of a group.
 fn matrices(group: &Group<Cuda>) -> usize {
     group.rows.as_ref().map_or(1, ExpertRows::experts)
 }
@@ -296,7 +295,7 @@ impl Device {
         };
         let shape = of_experts(grid(weight.parts(), 256), weight.count);
         let bytes = weight.count * modules.bytes(inputs);
-        let launch = Launch { source: Source::Fp8, dtype, name: "adapter_values", shape, bytes };
+        let launch = Source::Fp8.launch(dtype, "adapter_values", shape, bytes);
         // SAFETY: the modules name f32 pairs [rank, inputs] and [rows, rank] per expert that the caller holds; there is room for a pair of maxima
         // per block and for all values of A and of B, and a scale for each row that the modules name.
         unsafe { self.launch(launch, &arguments) };
@@ -354,11 +353,7 @@ impl Device {
             all_outputs: int(all_outputs), inputs: int(inputs), stride: long(block.stride),
         };
         let (arguments, _held, bytes) = self.stored(weight, arguments);
-        let tiles = LaunchShape {
-            grid: [inputs.div_ceil(128) as u32, outputs.div_ceil(128) as u32, to.count as u32],
-            block: [256, 1, 1],
-            shared_bytes: 0,
-        };
+        let tiles = grid_of([inputs.div_ceil(128), outputs.div_ceil(128), to.count], 256);
         let launch = plain(kernels_of(weight).fp8_columns, tiles, to.count * outputs * inputs + bytes);
         // SAFETY: `block` has a row for each input feature and a column for each output feature, which has a scale, of each expert.
         unsafe { self.launch(launch, &arguments) };
@@ -381,5 +376,5 @@ fn of_experts(shape: LaunchShape, count: usize) -> LaunchShape {
 
 /// Describes a launch that does not depend on the format of activations.
 fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
-    Launch { source: Source::Fp8, dtype: DType::F32, name, shape, bytes }
+    Source::Fp8.launch(DType::F32, name, shape, bytes)
 }
