@@ -9,8 +9,6 @@
 mod adamw_8bit;
 mod alone;
 mod card;
-mod fp8;
-mod half;
 
 use std::process::Command;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
@@ -30,11 +28,9 @@ use firebrick_kernels::{
     Kernels, LinearOps, LossOps, LossTargets, MemoryOps, Module, NormOps, NormWeight, OptimizerOps, Payload, Prologue,
     Qkv, RunShape, SelfTest, Session, Weight, WeightGradient,
 };
-use firebrick_precision::difference::is_within;
+use firebrick_precision::difference::{is_within, relative_difference};
 
-use card::Device;
-use fp8::has_fp8;
-use half::{half, halves};
+use card::{Device, half, halves, has_fp8};
 
 /// Held shared by every test, and exclusively by those of [`alone`].
 static USERS: RwLock<()> = RwLock::new(());
@@ -48,7 +44,6 @@ fn assert_case(case: &Case, device: &Device) {
     assert_right(case, every_operation::<Cuda>(case, device));
 }
 
-/// Compares attention alone, for tests of what only that depends on.
 fn assert_attention(case: &Case, device: &Device) {
     assert_right(case, every_attention::<Cuda>(case, device));
 }
@@ -277,9 +272,7 @@ fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
             let got = two_layers::<Cuda>(&boundaries, half(&device), &device);
             refuse_cudnn(&device, false, false);
             for (part, (got, expected)) in got.iter().zip(&expected).enumerate() {
-                let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
-                let apart = square(&mut got.iter().zip(expected).map(|(g, e)| g - e));
-                let error = (apart / square(&mut expected.iter().copied())).sqrt();
+                let error = relative_difference(got, expected, 0.0);
                 let refused = format!("forward refused: {forward}, backward refused: {backward}");
                 assert!(error < 5e-2, "{boundaries:?}, {refused}, gradient {part}: relative error {error:.2e}");
             }
@@ -292,13 +285,10 @@ fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
 fn the_self_test_passes() {
     let Some((device, _shared)) = device() else { return };
     for dtype in [half(&device), DType::F32] {
-        for gemms in [GemmFormat::Compute, GemmFormat::Fp8] {
-            let multiplies = gemms == GemmFormat::Compute || (dtype == DType::BF16 && has_fp8(&device).is_ok());
-            if multiplies {
-                let test = SelfTest { dtype, gemms, head_dim: 128, has_experts: true };
-                let tested = BackendKind::Cuda.self_test(0, test);
-                tested.expect("CUDA has a self-test").expect("a working device");
-            }
+        let multiplies = dtype == DType::BF16 && has_fp8(&device).is_ok();
+        for gemms in [Some(GemmFormat::Compute), multiplies.then_some(GemmFormat::Fp8)].into_iter().flatten() {
+            let test = SelfTest { dtype, gemms, head_dim: 128, has_experts: true };
+            BackendKind::Cuda.self_test(0, test).expect("CUDA has a self-test").expect("a working device");
         }
     }
 }
@@ -586,9 +576,10 @@ fn gradients_are_finite_and_right_where_all_scores_are_very_low() {
         for (part, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert!(found.iter().all(|value| value.is_finite()), "{boundaries:?}, gradient {part} is not finite");
             // In the first values, large terms cancel.
-            let pairs = || found.iter().zip(expected).enumerate().filter(|(index, _)| index % head_dim != 0);
-            let apart: f64 = pairs().map(|(_, (found, expected))| f64::from(found - expected).powi(2)).sum();
-            let error = (apart / pairs().map(|(_, (_, expected))| f64::from(*expected).powi(2)).sum::<f64>()).sqrt();
+            let others = |values: &[f32]| -> Vec<f32> {
+                values.chunks(head_dim).flat_map(|head| head[1..].iter().copied()).collect()
+            };
+            let error = relative_difference(&others(found), &others(expected), 0.0);
             assert!(error < 5e-2, "{boundaries:?}, gradient {part}: relative error {error:.2e}");
         }
     }

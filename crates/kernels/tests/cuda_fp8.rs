@@ -3,8 +3,8 @@
 //! Trade-off: random inputs; one column 50 times larger than the others represents the outliers of trained models.
 #![cfg(feature = "cuda")]
 
+#[allow(dead_code, reason = "each program compiles all of a module of which it needs a part")]
 mod card;
-mod fp8;
 mod noise;
 
 use std::cell::RefCell;
@@ -20,8 +20,7 @@ use firebrick_kernels::{
 use firebrick_precision::QuantFormat;
 use firebrick_precision::difference::is_within;
 
-use card::Device;
-use fp8::has_fp8;
+use card::{Device, has_fp8};
 use noise::{host, slope_and_noise};
 
 type Matrix = Tensor<Cuda, 2>;
@@ -58,11 +57,13 @@ fn in_every_way(device: &Device, run: impl Fn(RowScaling)) {
 }
 
 /// Inputs of a tested operation, on the host.
+#[derive(Clone)]
 struct Inputs {
     x: TensorData,
     dy: TensorData,
     weight: TensorData,
-    pairs: Vec<(usize, TensorData, TensorData, f64)>,
+    /// A, B and scale of each adapter.
+    pairs: Vec<(TensorData, TensorData, f64)>,
     /// Output and input features, of one expert in a stack.
     shape: [usize; 2],
     /// Rows of each expert; empty if the modules are no stacks.
@@ -91,7 +92,7 @@ impl Inputs {
         x = x.slice_assign([0..TOKENS, 7..8], outlier);
         let pair = |_| {
             let [a, b] = [random([matrices * RANK, inputs], a), random([matrices * out / modules, RANK], b)];
-            (RANK, a, b, scale)
+            (a, b, scale)
         };
         let pairs = if a > 0.0 { (0..modules).map(pair).collect() } else { Vec::new() };
         let (dy, weight) = (random([TOKENS, out], 1e-3), random([matrices * out, inputs], 0.02));
@@ -110,14 +111,12 @@ impl Inputs {
             let values = whole.clone().narrow(0, index * all, all);
             let weight = if let Some(format) = base {
                 let host: Vec<f32> = values.into_data().to_vec().unwrap();
-                Weight::Quantized(QuantizedWeight::<B>::upload(
-                    &format.quantize(&host, &[all, inputs]).unwrap(),
-                    device,
-                ))
+                let quantized = format.quantize(&host, &[all, inputs]).unwrap();
+                Weight::Quantized(QuantizedWeight::<B>::upload(&quantized, device))
             } else {
                 Weight::Dense(values)
             };
-            let adapter = self.pairs.get(index).map(|(_, a, b, scale)| {
+            let adapter = self.pairs.get(index).map(|(a, b, scale)| {
                 let [a, b] = [a, b].map(|values| Tensor::from_data(values.clone(), (device, DType::F32)));
                 Adapter { a, b, scale: *scale, magnitude: None }
             });
@@ -222,10 +221,8 @@ fn scales_of_blocks_lie_where_the_layout_has_them() {
     for (rows, width) in [(1, 32), (130, 96), (300, 256), (128, 4224)] {
         let powers = (0..rows).map(|row| if row == 5 { f32::NAN } else { 2.0_f32.powi(row % 200 - 100) });
         let scales: Vec<f32> = powers.collect();
-        let got = block_scales(
-            Tensor::from_data(TensorData::new(scales.clone(), [scales.len()]), (&device, DType::F32)),
-            width,
-        );
+        let on_device = Tensor::from_data(TensorData::new(scales.clone(), [scales.len()]), (&device, DType::F32));
+        let got = block_scales(on_device, width);
         // Tiles of 128 rows by four blocks, with rows 16 bytes apart, and rows 32 apart side by side.
         let place = |row: usize, block: usize| {
             let tile = row / 128 * width.div_ceil(128) + block / 4;
@@ -282,7 +279,7 @@ fn operations_that_write_codes_change_no_bit_of_them() {
     // The last row is too wide for a block's registers, and takes the other code path. Wide rows of the norm and of the gated activation are separate
     // cases: weights that are wide both ways have 400 million values, which the host makes and quantizes.
     for (hidden, width) in [(80, 48), (1024, 2816), (8192, 48), (128, 14_336), (128, 16_400)] {
-        for base in [Some(QuantFormat::Nf4 { double_quant: true }), None] {
+        for base in [NF4, None] {
             let pair = 1.0 / (hidden as f64).sqrt();
             let up = Inputs::new([2 * width, hidden], 2, [pair, 0.01], 2.0);
             let down = Inputs::new([hidden, width], 1, [pair, 0.01], 2.0);
@@ -390,15 +387,8 @@ fn adapted(b: f64, scale: f64) -> Inputs {
 
 /// Returns the inputs with B times a factor, and another weight.
 fn changed(inputs: &Inputs, weight: TensorData, b: f64) -> Inputs {
-    let pairs = inputs.pairs.iter().map(|(rank, a, of_b, scale)| (*rank, a.clone(), times(of_b, b), *scale));
-    Inputs {
-        weight,
-        pairs: pairs.collect(),
-        x: inputs.x.clone(),
-        dy: inputs.dy.clone(),
-        shape: inputs.shape,
-        counts: Vec::new(),
-    }
+    let pairs = inputs.pairs.iter().map(|(a, of_b, scale)| (a.clone(), times(of_b, b), *scale)).collect();
+    Inputs { weight, pairs, counts: Vec::new(), ..inputs.clone() }
 }
 
 #[test]

@@ -28,6 +28,14 @@ pub struct AdamW {
     pub step: u64,
 }
 
+impl AdamW {
+    /// Returns the bias corrections `1 - beta1^t` and `sqrt(1 - beta2^t)`.
+    pub(crate) fn corrections(&self) -> (f64, f64) {
+        let after = |beta: f64| 1.0 - beta.powf(self.step as f64);
+        (after(self.beta1), after(self.beta2).sqrt())
+    }
+}
+
 /// A parameter with its moments.
 #[derive(Clone, Debug)]
 pub struct AdamWState<B: Backend> {

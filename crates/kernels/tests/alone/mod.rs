@@ -31,13 +31,8 @@ fn choose_gemms(device: &Device, gemm_algorithms: GemmAlgorithms) {
 fn memory_comes_back_after_use() {
     let Some((device, _alone)) = device_alone() else { return };
     let work = || {
-        let case = Case {
-            documents: vec![128; 4],
-            hidden_size: 512,
-            intermediate_size: 2048,
-            ..Case::small(half(&device), 128)
-        };
-        assert_case(&case, &device);
+        let small = Case::small(half(&device), 128);
+        assert_case(&Case { documents: vec![128; 4], hidden_size: 512, intermediate_size: 2048, ..small }, &device);
         Cuda::release_memory(&device);
         free_bytes(&device)
     };
@@ -167,9 +162,7 @@ fn the_last_queries_of_a_very_long_document_have_their_gradients() {
         d_o.narrow(1, last.start, of_queries),
     );
     let expected = end(alone, 0..of_queries);
-    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
-    let apart = square(&mut found.iter().zip(&expected).map(|(found, expected)| found - expected));
-    let error = (apart / square(&mut expected.iter().copied())).sqrt();
+    let error = relative_difference(&found, &expected, 0.0);
     assert!(error < 2e-2, "relative error {error:.2e}");
 }
 

@@ -43,6 +43,11 @@ pub enum PairLossKind {
     OddsRatio,
 }
 
+impl PairLossKind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Sigmoid, Self::Robust, Self::Hinge, Self::Ipo, Self::OddsRatio];
+}
+
 /// The training objective of pairs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PairLoss {

@@ -174,7 +174,12 @@ mod tests {
         PairTargets::new(&answers, device)
     }
 
-    fn numbers<B: Backend>(log_probs_m: Tensor<B, 1>, loss: PairLoss, nll_factor: f64) -> PairResult<B> {
+    fn numbers<B: Backend>(
+        log_probs_m: Tensor<B, 1>,
+        loss: PairLoss,
+        nll_factor: f64,
+        factor: Option<f32>,
+    ) -> PairResult<B> {
         let device = log_probs_m.device();
         let targets = targets::<B>(&device);
         let log_probs = PairLogProbs {
@@ -182,7 +187,8 @@ mod tests {
             all: Some(document_sums(log_probs_m, &targets, false)),
             reference: Some(Tensor::from_floats(REFERENCE, &device)),
         };
-        pair_loss(log_probs, &targets, loss, PairWeights { nll_factor, factor: None })
+        let factor = factor.map(|factor| Tensor::from_floats([factor], &device));
+        pair_loss(log_probs, &targets, loss, PairWeights { nll_factor, factor })
     }
 
     #[test]
@@ -197,39 +203,24 @@ mod tests {
     #[test]
     fn weights_are_minus_the_derivatives_that_autodiff_finds() {
         let device = Default::default();
-        for kind in [
-            PairLossKind::Sigmoid,
-            PairLossKind::Robust,
-            PairLossKind::Hinge,
-            PairLossKind::Ipo,
-            PairLossKind::OddsRatio,
-        ] {
+        for kind in PairLossKind::ALL {
             for (label_smoothing, nll_factor) in [(0.0, 0.0), (0.2, 0.7)] {
                 let loss = PairLoss { kind, beta: 0.4, label_smoothing };
                 let values = Tensor::<Recorded, 1>::from_floats(LOG_PROBS, &device).require_grad();
-                let found = numbers(values.clone(), loss, nll_factor).numbers;
+                let found = numbers(values.clone(), loss, nll_factor, None).numbers;
                 let total = found.clone().narrow(0, 0, 1).add(found.narrow(0, 1, 1).mul_scalar(nll_factor));
                 let expected = values.grad(&total.backward()).unwrap().neg();
                 let plain = Tensor::<Plain, 1>::from_floats(LOG_PROBS, &device);
-                assert_close(numbers(plain, loss, nll_factor).weights_m, expected, 2e-5);
+                assert_close(numbers(plain, loss, nll_factor, None).weights_m, expected, 2e-5);
             }
         }
     }
 
     #[test]
     fn the_loss_scale_is_a_factor_of_the_weights_alone() {
-        let device = Default::default();
         let loss = PairLoss { kind: PairLossKind::Sigmoid, beta: 0.1, label_smoothing: 0.0 };
-        let plain = Tensor::<Plain, 1>::from_floats(LOG_PROBS, &device);
-        let without = numbers(plain.clone(), loss, 1.0);
-        let targets = targets(&device);
-        let log_probs = PairLogProbs {
-            answers: document_sums(plain.clone(), &targets, true),
-            all: Some(document_sums(plain, &targets, false)),
-            reference: Some(Tensor::from_floats(REFERENCE, &device)),
-        };
-        let factor = Some(Tensor::from_floats([8.0], &device));
-        let scaled = pair_loss(log_probs, &targets, loss, PairWeights { nll_factor: 1.0, factor });
+        let plain = Tensor::<Plain, 1>::from_floats(LOG_PROBS, &Default::default());
+        let [without, scaled] = [None, Some(8.0)].map(|factor| numbers(plain.clone(), loss, 1.0, factor));
         assert_close(scaled.weights_m, without.weights_m.mul_scalar(8.0), 1e-6);
         assert_close(scaled.numbers, without.numbers, 1e-6);
     }
