@@ -106,6 +106,12 @@ impl Device {
     }
 }
 
+/// Runs `work` in a section of this thread's device.
+pub(super) fn in_section<R>(device: &CudaDevice, work: impl FnOnce(&Device) -> R) -> R {
+    let device = Device::of(device);
+    device.section(|| work(&device))
+}
+
 /// An outermost section. It also ends on error paths.
 struct Open<'a> {
     device: &'a Device,

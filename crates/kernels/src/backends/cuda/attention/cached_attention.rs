@@ -115,7 +115,7 @@ impl Device {
 
     /// Returns the keys of a query per block: the split that turns `blocks` blocks over all keys into enough to keep the device busy.
     fn keys_per_block(&self, blocks: usize, keys: usize) -> usize {
-        let parts = (BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors()).div_ceil(blocks.max(1));
+        let parts = (BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors).div_ceil(blocks.max(1));
         keys.div_ceil(parts).max(MIN_PART_KEYS).min(keys.max(1))
     }
 

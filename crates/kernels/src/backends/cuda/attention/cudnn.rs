@@ -19,7 +19,7 @@ use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
 use super::library::parts_of;
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cost, Cuda, MAX_STRIDES, MatrixView, ScratchSlot, Source, arguments, check, grid,
+    BlockArguments, Cost, Cuda, MAX_STRIDES, MatrixView, ScratchSlot, Source, arguments, check, grid,
 };
 use crate::{Documents, StatisticsLayout};
 
@@ -212,8 +212,8 @@ impl Device {
         let strides = shape.index_strides();
         let most = shape.documents();
         let sizes = [most, first, count].into_iter().chain(strides.iter().copied()).map(|size| size as u64);
-        let sources = self.source(&boundaries.tensor).into_iter().chain(sizes).collect();
-        let contents = Contents { section: self.section_number(), dtype: DType::I32, sources };
+        let sources: Vec<u64> = self.source(&boundaries.tensor).into_iter().chain(sizes).collect();
+        let contents = self.contents(DType::I32, sources);
         let slot = ScratchSlot::AttentionIndex { part: part.map(|(number, _)| number) };
         let (index, is_held) = self.scratch.holding(slot, shape.packed_index_len() * 4, contents);
         if is_held {

@@ -17,7 +17,7 @@ use burn_tensor::{DType, Tensor};
 use firebrick_arch::AttentionSpec;
 
 use crate::attention::reference;
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{Cuda, MatrixView, tensor};
 use crate::{
     AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, Qkv, Sinks, SoftmaxStatistics, StatisticsLayout,
@@ -31,8 +31,7 @@ impl AttentionOps for Cuda {
         spec: &AttentionSpec,
         documents: &Documents<Self>,
     ) -> AttentionOutput<Self> {
-        let device = Device::of(&qkv.q.device());
-        device.section(|| device.attention(qkv, sinks, spec, documents))
+        in_section(&qkv.q.device(), |device| device.attention(qkv, sinks, spec, documents))
     }
 
     fn packed_attention_backward(
@@ -43,8 +42,7 @@ impl AttentionOps for Cuda {
         d_o: Tensor<Self, 2>,
         documents: &Documents<Self>,
     ) -> (Qkv<Self>, Option<Tensor<Self, 1>>) {
-        let device = Device::of(&qkv.q.device());
-        device.section(|| {
+        in_section(&qkv.q.device(), |device| {
             let d_sinks = reference::trained(sinks).map(|sinks| {
                 let sizes = Sizes::new(spec, documents);
                 let [o, log_sum_exp] = [&output.o, &output.statistics.log_sum_exp].map(|x| device.flat(x.clone()));
@@ -64,8 +62,7 @@ impl AttentionOps for Cuda {
         prompts: Option<&Documents<Self>>,
         spec: &AttentionSpec,
     ) -> Tensor<Self, 2> {
-        let device = Device::of(&qkv.q.device());
-        device.section(|| {
+        in_section(&qkv.q.device(), |device| {
             device.store_in_cache(cache, qkv.k.clone(), qkv.v.clone(), tokens);
             match prompts {
                 Some(documents) => device.attention(qkv, sinks, spec, documents).o,
@@ -187,8 +184,7 @@ impl Device {
 /// Computes `a b` for each matrix of the last two axes, `[g, m, n]` from `[g, m, k]` and `[g, k, n]`, for reference
 /// bodies: Burn's own matmul first rounds f32 to TF32.
 fn matmul(a: Tensor<Cuda, 3>, b: Tensor<Cuda, 3>) -> Tensor<Cuda, 3> {
-    let device = Device::of(&a.device());
-    device.section(|| device.batched_gemm(a, b))
+    in_section(&a.device(), |device| device.batched_gemm(a, b))
 }
 
 /// Returns whether statistics are `[heads, tokens]`, as the flash kernels read them.

@@ -11,8 +11,7 @@ use std::sync::Arc;
 use firebrick_cuda::{Context, CudaError, Event, Stream};
 
 use crate::backends::cuda::engine::{Primitive, check};
-use crate::backends::cuda::memory::host_copies::Waits;
-use crate::memory::Numbers;
+use crate::backends::cuda::memory::host_copies::{Durations, Span};
 
 /// The side stream with its operations in flight.
 pub(crate) struct Collectives {
@@ -23,14 +22,11 @@ pub(crate) struct Collectives {
     in_flight: RefCell<Vec<InFlight>>,
     /// Ticket of the next operation.
     ticket: Cell<u64>,
-    /// Events around the engine's waits for other ranks.
-    waits: RefCell<Vec<(Event, Event)>>,
-    /// Events around the operations themselves.
+    /// Around the engine's waits for other ranks.
+    waits: RefCell<Vec<Span>>,
+    /// Around the operations themselves.
     runs: RefCell<Vec<Span>>,
 }
-
-/// Start and end events of an operation on the side stream.
-pub(super) type Span = (Arc<Event>, Arc<Event>);
 
 /// An operation that may still run: its tensors, and its end event.
 struct InFlight {
@@ -71,9 +67,9 @@ impl Collectives {
         let ready = Event::new(&self.context)?;
         main.record(&ready)?;
         side.wait_for(&ready)?;
-        let start = Arc::new(self.mark(side)?);
+        let start = self.mark(side)?;
         let submitted = operation(side);
-        let done = Arc::new(self.mark(side)?);
+        let done = self.mark(side)?;
         let ticket = self.ticket.replace(self.ticket.get() + 1);
         self.in_flight.borrow_mut().push(InFlight { ticket, tensors, done: done.clone() });
         self.runs.borrow_mut().push((start, done));
@@ -106,15 +102,15 @@ impl Collectives {
         self.waits.borrow_mut().push((start, end));
     }
 
-    fn mark(&self, stream: &Stream) -> Result<Event, CudaError> {
+    fn mark(&self, stream: &Stream) -> Result<Arc<Event>, CudaError> {
         let event = Event::timed(&self.context)?;
         stream.record(&event)?;
-        Ok(event)
+        Ok(Arc::new(event))
     }
 
     /// Returns the waits for other ranks since the last call.
-    pub(crate) fn take_waits(&self) -> Waits {
-        Waits(self.waits.take())
+    pub(crate) fn take_waits(&self) -> Durations {
+        Durations(self.waits.take())
     }
 
     /// Returns start and end of the last submitted operation since [`Collectives::take_runs`].
@@ -123,8 +119,8 @@ impl Collectives {
     }
 
     /// Returns the operations since the last call.
-    pub(crate) fn take_runs(&self) -> Runs {
-        Runs(self.runs.take())
+    pub(crate) fn take_runs(&self) -> Durations {
+        Durations(self.runs.take())
     }
 
     /// Waits until all operations are done, and releases their tensors.
@@ -132,18 +128,5 @@ impl Collectives {
         let waited = self.stream.get().map_or(Ok(()), Stream::synchronize);
         self.in_flight.borrow_mut().clear();
         waited
-    }
-}
-
-/// Durations of operations in milliseconds, once they are done.
-pub(crate) struct Runs(Vec<Span>);
-
-impl Numbers for Runs {
-    fn wait(self: Box<Self>) -> Vec<f32> {
-        let of = |(start, end): &Span| {
-            end.synchronize()?;
-            end.milliseconds_since(start)
-        };
-        vec![self.0.iter().map(|span| check("reading an event", of(span))).sum()]
     }
 }

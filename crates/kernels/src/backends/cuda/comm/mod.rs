@@ -16,7 +16,7 @@ use burn_tensor::{DType, TensorMetadata};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{CudaError, DevicePointer, Nccl, NcclCommunicator, NcclId, Stream};
 
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{Cost, Cuda, DeviceBlock, MatrixView, Primitive, payload, primitive};
 use crate::comm::{Collective, DeviceSide};
 use crate::{COLLECTIVE, CommError, Communicator, Exchange, Loan};
@@ -116,11 +116,10 @@ impl DeviceSide<Cuda> for Connected {
         tensors: Vec<Loan<Cuda>>,
         device: &CudaDevice,
     ) -> Result<Exchange<Cuda>, CommError> {
-        let device = Device::of(device);
-        device.section(|| {
-            let parts: Vec<Part> = tensors.into_iter().map(|loan| Part::new(&device, collective, loan)).collect();
+        in_section(device, |device| {
+            let parts: Vec<Part> = tensors.into_iter().map(|loan| Part::new(device, collective, loan)).collect();
             let held = parts.iter().map(|part| part.matrix.tensor.clone()).collect();
-            let submitted = on_side_stream(&device, held, |side| {
+            let submitted = on_side_stream(device, held, |side| {
                 // SAFETY: the buffers are those of the tensors, which are held until the work is done. No operation of
                 // the section touches them before its end or the exchange's, except for reading what is lent, which its
                 // root only reads too; what others receive is new. Every rank lists the same tensors and roots in the

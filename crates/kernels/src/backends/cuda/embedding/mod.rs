@@ -4,13 +4,14 @@
 use burn_tensor::{DType, Int, Tensor};
 
 use crate::EmbeddingOps;
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{BlockArguments, Cuda, MatrixView, Source, arguments, grid, tensor, threads_for};
 
 impl EmbeddingOps for Cuda {
     fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>, scale: f32, dtype: DType) -> Tensor<Self, 2> {
-        let device = Device::of(&table_vd.device());
-        device.section(|| tensor(device.embed(&device.flat(table_vd), &device.int_matrix(ids_n), scale, dtype).tensor))
+        in_section(&table_vd.device(), |device| {
+            tensor(device.embed(&device.flat(table_vd), &device.int_matrix(ids_n), scale, dtype).tensor)
+        })
     }
 
     fn embed_backward(
@@ -20,8 +21,7 @@ impl EmbeddingOps for Cuda {
         rows: usize,
         _may_be_none: bool,
     ) -> Tensor<Self, 2> {
-        let device = Device::of(&dy_nd.device());
-        device.section(|| {
+        in_section(&dy_nd.device(), |device| {
             let (ids, dy) = (device.int_matrix(rows_n), device.flat(dy_nd));
             tensor(device.embed_backward(&ids, &dy, scale, rows).tensor)
         })

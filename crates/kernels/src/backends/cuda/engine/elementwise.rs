@@ -164,7 +164,7 @@ impl Engine {
     /// Sums the columns of `x`, `[width]` f32.
     pub(crate) fn column_sums(&self, x: DeviceBlock) -> Primitive {
         let across = x.width.div_ceil(SUMMED_COLUMNS);
-        let parts = x.rows.div_ceil(BLOCK_ROWS).clamp(1, (4 * self.multiprocessors()).div_ceil(across));
+        let parts = x.rows.div_ceil(BLOCK_ROWS).clamp(1, (4 * self.multiprocessors).div_ceil(across));
         let partial = self.scratch.take(ScratchSlot::Partial, parts * x.width * 4);
         let shape = grid_of([across, parts, 1], 256);
         let launch = Source::Columns.launch(x.dtype, "column_sums", shape, x.bytes());

@@ -57,8 +57,7 @@ impl DeviceBlock {
 
     /// Returns the `width` columns after the last one, in the free part of each row.
     pub(crate) fn columns_after(self, width: usize) -> Self {
-        assert!(self.has_room(width), "room for {width} columns in rows of {} at stride {}", self.width, self.stride);
-        Self { width: self.width + width, ..self }.columns(self.width, width)
+        self.widened(width).columns(self.width, width)
     }
 
     /// Returns the same rows with `width` more columns.

@@ -94,7 +94,7 @@ pub(super) struct Engine {
     /// Unused memory, whose address is requested to wait until CubeCL has submitted its work.
     pub(super) marker: RefCell<Option<Handle>>,
     pub(super) watch: BurnWatch,
-    multiprocessors: usize,
+    pub(super) multiprocessors: usize,
     card_shared_bytes: usize,
     shared_bytes: Cell<usize>,
     pub(super) addresses: Addresses,
@@ -224,6 +224,11 @@ impl Engine {
         [identity.unwrap_or_else(|| self.address(primitive)), offset]
     }
 
+    /// Returns what a buffer holds that is computed from these sources in this section.
+    pub(super) fn contents(&self, dtype: DType, sources: impl Into<Vec<u64>>) -> Contents {
+        Contents { section: self.section_number(), dtype, sources: sources.into() }
+    }
+
     /// Returns whether no other tensor has this tensor's memory, so that an operation that takes the tensor may write there.
     pub(super) fn is_unshared(&self, primitive: &Primitive) -> bool {
         let section = self.is_in_section().then(|| self.section_number());
@@ -246,10 +251,6 @@ impl Engine {
 
     pub(super) fn device(&self) -> &CudaDevice {
         &self.device
-    }
-
-    pub(super) fn multiprocessors(&self) -> usize {
-        self.multiprocessors
     }
 
     /// Limits the shared memory per block that launches assume, or with `None` removes the limit.

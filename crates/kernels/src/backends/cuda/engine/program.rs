@@ -109,8 +109,8 @@ pub(crate) enum Source {
     CrossEntropy(Option<SoftCap>),
     Elementwise,
     Embedding,
+    /// `stages`, here and below: tiles in flight.
     Experts {
-        /// Tiles in flight.
         stages: usize,
     },
     FewRows(WeightValues),
@@ -120,15 +120,15 @@ pub(crate) enum Source {
     Fp8,
     Gated(Activation),
     GatedFp8(Activation),
+    /// `pieces`: column pieces per warp.
     GatedLowRank {
         activation: Activation,
-        /// Column pieces per warp.
         pieces: usize,
         stages: usize,
     },
     Heads,
+    /// `ranks`: maximum rank of an adapter.
     LowRank {
-        /// Maximum rank of an adapter.
         ranks: usize,
         stages: usize,
     },
@@ -142,9 +142,8 @@ pub(crate) enum Source {
     Routing,
     Sinks,
     StoreRows,
-    /// The products of experts on Hopper.
+    /// The products of experts on Hopper; `stages` are those of the narrow ones.
     WideExperts {
-        /// Tiles in flight of the narrow ones.
         stages: usize,
     },
     WriteOut,

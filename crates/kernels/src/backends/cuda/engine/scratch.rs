@@ -15,26 +15,20 @@ use super::failure::{check, check_launch};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ScratchSlot {
-    /// Converted weights of a group or module of this shape. Groups of one layer have separate slots, so that they do
-    /// not overwrite each other's contents.
+    /// Converted weights `[o, i]` of a group or module. Groups of one layer have separate slots, so that they do not
+    /// overwrite each other's contents.
     Weights {
-        /// Output features.
         rows: usize,
-        /// Input features.
         columns: usize,
     },
-    /// Codes of a group's weight in 8-bit floats, with their scales and adapters.
+    /// Codes of a group's weight in 8-bit floats `[o, i and ranks, padded]`, with their scales and adapters.
     Fp8Weights {
-        /// Output features.
         rows: usize,
-        /// Input features and ranks, padded.
         columns: usize,
     },
     /// The same codes, transposed.
     Fp8Transposed {
-        /// Input features.
         rows: usize,
-        /// Output features and ranks, padded.
         columns: usize,
     },
     /// The other operand of a GEMM in 8-bit floats.
@@ -45,7 +39,6 @@ pub(crate) enum ScratchSlot {
     Fp8WeightBlocks,
     /// Biases of a group of this width, side by side.
     Bias {
-        /// Output features.
         width: usize,
     },
     LoraA,
@@ -62,9 +55,8 @@ pub(crate) enum ScratchSlot {
     /// The widest rows of one operation: logits of a chunk; joined QKV, or their gradients.
     WideRows,
     AttentionWorkspace,
-    /// Lengths and offsets of packed documents.
+    /// Lengths and offsets of packed documents: of a part of them, or of all.
     AttentionIndex {
-        /// The part of the documents; `None` for all.
         part: Option<usize>,
     },
     ExpertTiles,
@@ -115,7 +107,7 @@ impl Scratch {
         self.buffer(slot, bytes, None).0
     }
 
-    /// Returns the address of a buffer, and whether it already has these contents; if not, the caller must fill it now.
+    /// Returns the address of a buffer, and whether it already has these contents, which the caller must write now if not.
     pub(crate) fn holding(&self, slot: ScratchSlot, bytes: usize, contents: Contents) -> (u64, bool) {
         self.buffer(slot, bytes, Some(contents))
     }

@@ -284,7 +284,7 @@ impl Device {
         let [width] = norm.weight.dims();
         assert!(width <= 512, "the gradient of a head's norm is summed for widths of at most 512, got {width}");
         let heads = gradient.width / width;
-        let blocks = (gradient.rows * heads).div_ceil(8).clamp(1, 4 * self.multiprocessors());
+        let blocks = (gradient.rows * heads).div_ceil(8).clamp(1, 4 * self.multiprocessors);
         let partial = self.scratch.take(ScratchSlot::Partial, blocks * width * 4);
         let arguments = arguments! {
             partial: address(partial), dy: rows(gradient), x: rows(raw), x_stride: long(raw.stride),

@@ -11,7 +11,7 @@ use std::ops::Range;
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_cuda::LaunchShape;
 
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{
     BlockArguments, CROSS_ENTROPY_THREADS, Cuda, DeviceBlock, Gemm, MatrixView, ScratchSlot, SoftCap, Source,
     arguments, float, grid, tensor,
@@ -43,9 +43,8 @@ impl LossOps for Cuda {
         options: CrossEntropyOptions<Self>,
     ) -> CrossEntropy<Self> {
         assert!(options.chunk_tokens > 0, "a chunk of logits needs at least one token");
-        let device = Device::of(&hidden_nd.device());
-        device.section(|| {
-            let pass = Pass::new(&device, hidden_nd, head, targets, options);
+        in_section(&hidden_nd.device(), |device| {
+            let pass = Pass::new(device, hidden_nd, head, targets, options);
             pass.run()
         })
     }
@@ -64,8 +63,7 @@ impl LossOps for Cuda {
     }
 
     fn most_probable(logits_nv: Tensor<Self, 2>) -> Tensor<Self, 1, Int> {
-        let device = Device::of(&logits_nv.device());
-        device.section(|| device.most_probable(&device.matrix(logits_nv)))
+        in_section(&logits_nv.device(), |device| device.most_probable(&device.matrix(logits_nv)))
     }
 }
 

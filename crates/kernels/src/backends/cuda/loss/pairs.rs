@@ -4,7 +4,7 @@
 
 use burn_tensor::{DType, Tensor};
 
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{BlockArguments, Cuda, MatrixView, PAIR_THREADS, Source, arguments, grid, tensor};
 use crate::loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 
@@ -14,8 +14,7 @@ pub(super) fn document_sums(
     targets: &PairTargets<Cuda>,
     of_answers: bool,
 ) -> Tensor<Cuda, 1> {
-    let device = Device::of(&values_m.device());
-    device.section(|| {
+    in_section(&values_m.device(), |device| {
         let documents = 2 * targets.pairs;
         let values = device.flat_as(values_m, DType::F32);
         let marks = targets.answers_m.clone().filter(|_| of_answers).map(|marks| device.flat_as(marks, DType::F32));
@@ -39,8 +38,7 @@ pub(super) fn pair_loss(
     loss: PairLoss,
     weights: PairWeights<Cuda>,
 ) -> PairResult<Cuda> {
-    let device = Device::of(&log_probs.answers.device());
-    device.section(|| launch_pair_loss(&device, log_probs, targets, loss, weights))
+    in_section(&log_probs.answers.device(), |device| launch_pair_loss(device, log_probs, targets, loss, weights))
 }
 
 fn launch_pair_loss(

@@ -88,16 +88,19 @@ impl Drop for CopiedNumbers {
     }
 }
 
-/// Events on the engine's stream around its waits for restored tensors, or for other ranks.
-pub(crate) struct Waits(pub(crate) Vec<(Event, Event)>);
+/// Start and end of a stretch of work on a stream.
+pub(crate) type Span = (Arc<Event>, Arc<Event>);
 
-impl Numbers for Waits {
+/// The time of all of these together in milliseconds, once they are done.
+pub(crate) struct Durations(pub(crate) Vec<Span>);
+
+impl Numbers for Durations {
     fn wait(self: Box<Self>) -> Vec<f32> {
-        let of = |(start, end): &(Event, Event)| {
+        let of = |(start, end): &Span| {
             end.synchronize()?;
             end.milliseconds_since(start)
         };
-        vec![self.0.iter().map(|pair| check("reading an event", of(pair))).sum()]
+        vec![self.0.iter().map(|span| check("reading an event", of(span))).sum()]
     }
 }
 
@@ -111,7 +114,8 @@ pub(crate) struct HostCopies {
     uploading: RefCell<VecDeque<(Lent, Event)>>,
     /// Tensors being copied out, oldest first, with the end of their copy.
     leaving: RefCell<VecDeque<(MatrixView, Arc<Event>)>>,
-    waits: RefCell<Vec<(Event, Event)>>,
+    /// Around the engine's waits for restored tensors.
+    waits: RefCell<Vec<Span>>,
     reserving: RefCell<Option<Reserving>>,
 }
 
@@ -195,8 +199,8 @@ impl HostCopies {
     }
 
     /// Returns the waits for restored tensors since the last call.
-    pub(crate) fn take_waits(&self) -> Waits {
-        Waits(self.waits.take())
+    pub(crate) fn take_waits(&self) -> Durations {
+        Durations(self.waits.take())
     }
 
     /// Returns the bytes of unused pinned buffers.
@@ -273,9 +277,9 @@ impl HostCopies {
     }
 
     /// Records the events around a wait for a restored tensor.
-    pub(crate) fn waited(&self, marks: (Event, Event)) {
+    pub(crate) fn waited(&self, [start, end]: [Event; 2]) {
         let mut waits = self.waits.borrow_mut();
-        waits.push(marks);
+        waits.push((start.into(), end.into()));
         // If they are never read, they must not accumulate.
         let surplus = waits.len().saturating_sub(MAX_WAITS);
         waits.drain(..surplus);

@@ -12,8 +12,8 @@ use firebrick_cuda::{ByteMatrices, DevicePointer, LaunchShape, TensorMap};
 use crate::ExpertRows;
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cost, Cuda, DeviceBlock, Gemm, GemmScales, OfExperts, Primitive, ScratchSlot, Source,
-    WIDE_STAGES, arguments, check, expert_stages, grid, grid_of,
+    BlockArguments, Cost, Cuda, DeviceBlock, Gemm, GemmScales, OfExperts, Primitive, ScratchSlot, Source, WIDE_STAGES,
+    arguments, check, expert_stages, grid, grid_of,
 };
 
 /// Threads of the kernel that lists tiles, and so the largest number of experts.
@@ -69,8 +69,7 @@ impl Device {
         let (count, starts) = (experts.experts(), experts.starts.clone().into_primitive());
         assert!(count <= TILE_THREADS, "{count} experts, at most {TILE_THREADS}");
         let tiles = rows.div_ceil(EXPERT_TILE) + count;
-        let contents =
-            Contents { section: self.section_number(), dtype: DType::I32, sources: self.source(&starts).into() };
+        let contents = self.contents(DType::I32, self.source(&starts));
         let (address, is_held) = self.scratch.holding(ScratchSlot::ExpertTiles, tiles * 8, contents);
         let starts = self.address(&starts);
         if !is_held {
@@ -155,7 +154,7 @@ impl Device {
 
     /// Returns the program of the Hopper kernels, and the shape of their launches.
     fn wide_launch(&self) -> (Source, LaunchShape) {
-        let shape = LaunchShape { shared_bytes: WIDE_BYTES as u32, ..grid_of([self.multiprocessors(), 1, 1], 384) };
+        let shape = LaunchShape { shared_bytes: WIDE_BYTES as u32, ..grid_of([self.multiprocessors, 1, 1], 384) };
         (Source::WideExperts { stages: expert_stages(self.shared_bytes()) }, shape)
     }
 

@@ -8,7 +8,7 @@ mod grouped;
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
 
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DISPATCHED_ROWS, Launch, MAX_EXPERTS, MatrixView, Source, TOKENS_PER_BLOCK, arguments, grid,
     int_tensor, tensor,
@@ -25,8 +25,7 @@ impl MoeOps for Cuda {
         router: RouterSpec,
         correction_e: Option<Tensor<Self, 1>>,
     ) -> Routing<Self> {
-        let device = Device::of(&logits_ne.device());
-        device.section(|| {
+        in_section(&logits_ne.device(), |device| {
             let correction = correction_e.map(|correction| device.flat(correction.unsqueeze::<2>()));
             device.route(&device.flat(logits_ne), top_k, router, correction.as_ref())
         })
@@ -37,13 +36,13 @@ impl MoeOps for Cuda {
         d_weights_nk: Tensor<Self, 2>,
         like_nd: &Tensor<Self, 2>,
     ) -> Tensor<Self, 2> {
-        let device = Device::of(&d_weights_nk.device());
-        device.section(|| tensor(device.route_backward(routing, &device.flat(d_weights_nk), like_nd.dtype()).tensor))
+        in_section(&d_weights_nk.device(), |device| {
+            tensor(device.route_backward(routing, &device.flat(d_weights_nk), like_nd.dtype()).tensor)
+        })
     }
 
     fn dispatch(x_nd: Tensor<Self, 2>, routing: &Routing<Self>) -> Tensor<Self, 2> {
-        let device = Device::of(&x_nd.device());
-        device.section(|| {
+        in_section(&x_nd.device(), |device| {
             let (x, tokens) = (device.flat(x_nd), device.int_matrix(routing.tokens_s.clone()));
             // Room for the low-rank columns of the experts that read the rows.
             let rows = device.empty_with_room([tokens.count(), x.width], ROW_MULTIPLE, x.dtype);
@@ -57,8 +56,7 @@ impl MoeOps for Cuda {
         routing: &Routing<Self>,
         residual_nd: Option<Tensor<Self, 2>>,
     ) -> Tensor<Self, 2> {
-        let device = Device::of(&y_sd.device());
-        device.section(|| {
+        in_section(&y_sd.device(), |device| {
             let y = device.flat(y_sd);
             let onto = residual_nd.map(|residual| {
                 let residual = device.flat_as(residual, y.dtype);
@@ -73,8 +71,7 @@ impl MoeOps for Cuda {
         routing: &Routing<Self>,
         dy_nd: Tensor<Self, 2>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        let device = Device::of(&y_sd.device());
-        device.section(|| {
+        in_section(&y_sd.device(), |device| {
             let y = device.flat(y_sd);
             let dy = device.matrix_as(dy_nd, y.dtype);
             let (dx, d_weights) = device.combine_rows_backward(&y, routing, &dy);

@@ -3,7 +3,7 @@
 use burn_tensor::Tensor;
 use bytemuck::NoUninit;
 
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, tensor, threads_for,
 };
@@ -15,8 +15,7 @@ impl NormOps for Cuda {
         norm: &NormWeight<Self>,
         residual_nd: Option<Tensor<Self, 2>>,
     ) -> Tensor<Self, 2> {
-        let device = Device::of(&x_nd.device());
-        device.section(|| {
+        in_section(&x_nd.device(), |device| {
             let x = device.flat(x_nd);
             let y = match residual_nd {
                 Some(residual_nd) => device.rms_norm_add(&x, norm, residual_nd),
@@ -32,8 +31,7 @@ impl NormOps for Cuda {
         dy_nd: Tensor<Self, 2>,
         d_residual_nd: Option<Tensor<Self, 2>>,
     ) -> (Tensor<Self, 2>, Option<Tensor<Self, 1>>) {
-        let device = Device::of(&x_nd.device());
-        device.section(|| {
+        in_section(&x_nd.device(), |device| {
             let (x, dy) = (device.flat(x_nd), device.matrix(dy_nd));
             let residual = d_residual_nd.map(|residual| device.matrix_as(residual, x.dtype));
             let dx = device.empty_matrix(x.rows, x.width, x.dtype);
@@ -128,7 +126,7 @@ impl Device {
     ) -> Option<Primitive> {
         assert!(x.is_dense() && dy.dtype == x.dtype && dx.dtype == x.dtype, "norm: rows of one format");
         let weight = self.norm_weight(norm, x.width);
-        let blocks = if norm.trains { x.rows.min(3 * self.multiprocessors()) } else { x.rows };
+        let blocks = if norm.trains { x.rows.min(3 * self.multiprocessors) } else { x.rows };
         let partial = if norm.trains { self.scratch.take(ScratchSlot::Partial, blocks * x.width * 4) } else { 0 };
         let bytes = (3 + usize::from(residual.is_some())) * x.bytes();
         let launch = Source::Norm.launch(x.dtype, "rms_norm_backward", grid(blocks, threads_for(x.width, 256)), bytes);

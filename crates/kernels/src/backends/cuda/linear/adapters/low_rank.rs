@@ -196,7 +196,7 @@ impl Device {
         chunks: usize,
         tokens: usize,
     ) -> Sums {
-        let parts = parts_of_tokens(tokens, chunks, self.multiprocessors());
+        let parts = parts_of_tokens(tokens, chunks, self.multiprocessors);
         adapters.tokens_per_block = tokens.div_ceil(parts).next_multiple_of(TILE_TOKENS) as i32;
         let [low, over_tokens] =
             kernel.pass.sums([adapters.chunks as usize, tokens], [parts, adapters.columns as usize]);

@@ -182,7 +182,7 @@ impl Device {
     ) -> Primitive {
         let [m, norm] = [&magnitude.value, &magnitude.norm].map(|values| self.flat(values.clone()));
         let across = dy.width.div_ceil(BLOCK_COLUMNS);
-        let parts = dy.rows.div_ceil(BLOCK_ROWS).clamp(1, (4 * self.multiprocessors()).div_ceil(across));
+        let parts = dy.rows.div_ceil(BLOCK_ROWS).clamp(1, (4 * self.multiprocessors).div_ceil(across));
         let partial = self.scratch.take(ScratchSlot::Partial, parts * dy.width * 4);
         let arguments = arguments! {
             partial: address(partial), dz: rows(&scaled), dz_stride: long(scaled.stride), dy: rows(&dy),

@@ -13,9 +13,9 @@ mod quantize;
 use burn_tensor::{DType, Tensor};
 use firebrick_precision::{HostScales, QuantFormat};
 
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cuda, DeviceBlock, MatrixView, ScratchSlot, Source, arguments, float, grid, tensor,
+    BlockArguments, Cuda, DeviceBlock, MatrixView, ScratchSlot, Source, arguments, float, grid, tensor,
 };
 use crate::backends::cuda::linear::modules::{Routed, rank};
 use crate::backends::cuda::memory::planned::{Held, Pass};
@@ -34,8 +34,7 @@ impl WeightOps for Cuda {
         shape: [usize; 2],
         device: &Self::Device,
     ) -> QuantizedWeight<Self> {
-        let device = Device::of(device);
-        device.section(|| device.upload_codes(codes, scales, format, shape))
+        in_section(device, |device| device.upload_codes(codes, scales, format, shape))
     }
 
     fn quantize_weight(values_oi: Tensor<Self, 2>, format: QuantFormat) -> QuantizedWeight<Self> {
@@ -45,8 +44,7 @@ impl WeightOps for Cuda {
     }
 
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {
-        let device = Device::of(&weight.codes.device());
-        device.section(|| tensor(device.dequantize(weight).tensor))
+        in_section(&weight.codes.device(), |device| tensor(device.dequantize(weight).tensor))
     }
 }
 
@@ -155,7 +153,7 @@ impl Device {
             _ => return None,
         }
         let sources = self.group_sources(group, ranks > 0);
-        let contents = Contents { section: self.section_number(), dtype, sources: sources.all() };
+        let contents = self.contents(dtype, sources.all());
         let (rows, width) = (out_features + ranks, in_features + ranks);
         let stride = row_stride(in_features, ranks);
         let stack = Stack { count, stride: rows * stride };
@@ -241,8 +239,7 @@ impl Device {
         match weight {
             Weight::Dense(values) => self.converted(slot, values.clone(), dtype),
             Weight::Quantized(_) => {
-                let contents =
-                    Contents { section: self.section_number(), dtype, sources: self.source_of(weight).into() };
+                let contents = self.contents(dtype, self.source_of(weight));
                 let (address, is_held) = self.scratch.holding(slot, rows * columns * dtype.size(), contents);
                 let block = DeviceBlock::dense(address, [rows, columns], dtype);
                 if !is_held {
@@ -262,8 +259,8 @@ impl Device {
             return None;
         }
         let (width, count) = (group.out_features(), group.rows.as_ref().map_or(1, ExpertRows::experts));
-        let sources = values.iter().flat_map(|(_, values)| self.source(&values.tensor)).collect();
-        let contents = Contents { section: self.section_number(), dtype, sources };
+        let sources: Vec<u64> = values.iter().flat_map(|(_, values)| self.source(&values.tensor)).collect();
+        let contents = self.contents(dtype, sources);
         let (address, is_held) =
             self.scratch.holding(ScratchSlot::Bias { width }, count * width * dtype.size(), contents);
         let whole = DeviceBlock::dense(address, [count, width], dtype);
@@ -296,7 +293,7 @@ impl Device {
         if values.dtype == dtype {
             return values.into();
         }
-        let contents = Contents { section: self.section_number(), dtype, sources: self.source(&values.tensor).into() };
+        let contents = self.contents(dtype, self.source(&values.tensor));
         let (address, is_held) = self.scratch.holding(slot, values.count() * dtype.size(), contents);
         let block = DeviceBlock::dense(address, [values.rows, values.width], dtype);
         if !is_held {

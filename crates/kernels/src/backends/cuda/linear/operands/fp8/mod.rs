@@ -31,8 +31,8 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cuda, DeviceBlock, Gemm, Launch, MatrixView, OfExperts, ScratchSlot, Source, arguments,
-    grid, grid_of,
+    BlockArguments, Cuda, DeviceBlock, Gemm, Launch, MatrixView, OfExperts, ScratchSlot, Source, arguments, grid,
+    grid_of,
 };
 use crate::backends::cuda::linear::adapters::Adapters;
 use crate::backends::cuda::linear::modules::{ModulesArgument, PART_ALIGNMENT, Routed};
@@ -246,7 +246,7 @@ impl Device {
         [rows, stride]: [usize; 2],
         modules: &ModulesArgument,
     ) -> (Fp8Weight, Held) {
-        let contents = Contents { section: self.section_number(), dtype: DType::U8, sources: sources.all() };
+        let contents = self.contents(DType::U8, sources.all());
         let count = matrices(group);
         let adapter_bytes = modules.bytes(group.in_features()).next_multiple_of(PART_ALIGNMENT);
         let of_expert = [rows * stride, rows * 4, 16, maxima_parts(count) * 8, adapter_bytes, 0];
