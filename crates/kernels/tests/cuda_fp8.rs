@@ -56,7 +56,6 @@ fn in_every_way(device: &Device, run: impl Fn(RowScaling)) {
     run(default_scaling);
 }
 
-/// Inputs of a tested operation, on the host.
 #[derive(Clone)]
 struct Inputs {
     x: TensorData,

@@ -112,7 +112,6 @@ impl<B: LinearOps> Operands<B> {
         }
     }
 
-    /// Computes the output and the gradient of the input by the reference.
     fn reference(self) -> [Vec<f32>; 2] {
         let Self { group, x, dy } = self;
         let is_stack = group.rows.is_some();

@@ -17,7 +17,7 @@ use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuRuntime};
 use firebrick_precision::{BlockScales as HostBlockScales, HostScales, Packing, QuantFormat, narrow_map};
 
 use crate::memory::HostBuffer;
-use crate::weights::{BlockScales, QuantizedWeight, Scales, WeightOps, reference};
+use crate::weights::{BlockScales, QuantizedWeight, WeightOps, reference};
 use crate::{
     AttentionOps, ConvOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, Session,
 };
@@ -138,7 +138,7 @@ impl WeightOps for Wgpu {
         let scales = match &scales.block {
             HostBlockScales::Narrow { codes, format, tensor } => {
                 let map = Tensor::from_floats(narrow_map(*format, *tensor), device);
-                Scales { block: BlockScales::Narrow { codes: upload_words(codes.clone(), device), map } }
+                BlockScales::Narrow { codes: upload_words(codes.clone(), device), map }
             }
             _ => reference::upload_scales(scales, device),
         };
@@ -165,7 +165,7 @@ impl WeightOps for Wgpu {
 
 /// Returns the scale of each block. Codes of narrow floats are unpacked like codes of weights, in one block of scale 1.
 fn block_scales(weight: &QuantizedWeight<Wgpu>) -> Tensor<Wgpu, 1> {
-    let BlockScales::Narrow { codes, map } = &weight.scales.block else { return reference::block_scales(weight) };
+    let BlockScales::Narrow { codes, map } = &weight.scales else { return reference::block_scales(weight) };
     let one = Tensor::<Wgpu, 1>::from_floats([1.0], &codes.device());
     let codes: CubeTensor<WgpuRuntime> = Tensor::<Wgpu, 1, Int>::into_primitive(codes.clone());
     let layout = Layout { bits: 8, high_first: false, block_size: ONE_BLOCK };

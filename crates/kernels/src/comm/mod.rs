@@ -87,7 +87,6 @@ pub trait Transport: Send + Sync {
     }
 }
 
-/// A backend's connected library.
 struct Library {
     failure: Box<dyn Fn() -> Option<String> + Send + Sync>,
     /// `Arc<dyn DeviceSide<B>>` of the backend that connected it.
@@ -103,7 +102,6 @@ pub struct Communicator {
     library: Arc<OnceLock<Library>>,
     /// Nanoseconds spent in byte exchanges, including waits for other ranks.
     exchanged_ns: Arc<AtomicU64>,
-    /// Number of byte exchanges in progress.
     exchanging: Arc<AtomicUsize>,
 }
 

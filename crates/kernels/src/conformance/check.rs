@@ -94,13 +94,11 @@ pub(crate) type Pair<B, const D: usize> = (Tensor<B, D>, Tensor<Flex, D>);
 /// Number of variants of each operation that run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// All.
     All,
     /// The first of each list, the most likely in a training run.
     First,
 }
 
-/// State that the checks of all subjects share.
 pub(crate) struct Check<'a, B: Kernels> {
     pub(crate) case: &'a Case,
     pub(crate) device: &'a B::Device,

@@ -17,7 +17,6 @@ fn context() -> firebrick_cuda::Context {
     context.expect("the context of the device")
 }
 
-/// Returns the free bytes once all work is done.
 fn free_bytes(device: &Device) -> u64 {
     let _ = Cuda::sync(device);
     context().memory().expect("memory").free_bytes

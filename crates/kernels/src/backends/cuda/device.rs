@@ -73,7 +73,7 @@ impl Device {
 
     fn new(device: &CudaDevice) -> Result<Self, CudaError> {
         let (engine, library) = Engine::new(device, Library::new)?;
-        let context = engine.context();
+        let context = &engine.context;
         let info = context.driver().device(context.ordinal())?;
         Ok(Self {
             library: library?,

@@ -13,7 +13,6 @@ pub(super) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Creates a matrix of contiguous rows, `stride` apart.
     pub(super) fn rows(values: &'a [f32], stride: usize) -> Self {
         Self { values, row_stride: stride, column_stride: 1 }
     }

@@ -10,7 +10,6 @@ pub(super) fn rows_per_task(width: usize) -> usize {
     (TASK / width).max(1)
 }
 
-/// Returns whether the loops of this backend support a tensor.
 pub(super) fn is_f32<const D: usize>(tensor: &Tensor<Flex, D>) -> bool {
     tensor.dtype() == DType::F32
 }
@@ -44,7 +43,6 @@ pub(super) fn in_place<const D: usize>(tensor: Tensor<Flex, D>, work: impl FnOnc
     Tensor::from_primitive(TensorPrimitive::Float(primitive))
 }
 
-/// Returns the bytes of an 8-bit tensor.
 pub(super) fn bytes(tensor: &Tensor<Flex, 1, Int>) -> FlexTensor {
     let primitive = tensor.clone().into_primitive();
     if primitive.as_slice::<u8>().is_some() { primitive } else { primitive.to_contiguous() }

@@ -113,7 +113,6 @@ fn log_ratios<B: Backend>(
     Margin { loss_p, gradients: [slope.clone(), slope.neg()], rewards, log_probs }
 }
 
-/// Computes the loss of ORPO.
 fn odds_ratio<B: Backend>(answers: [Tensor<B, 1>; 2], counts: [Tensor<B, 1>; 2], beta: f64) -> Margin<B> {
     let [chosen_count, rejected_count] = counts.clone();
     let [chosen, rejected] = answers;

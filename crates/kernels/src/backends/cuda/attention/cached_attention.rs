@@ -21,7 +21,6 @@ use crate::{CachedTokens, KvCache, Sinks};
 const MIN_PART_KEYS: usize = 128;
 /// Visible keys are counted in steps of this size, or of half of it while there are no more.
 const SEEN_STEP: usize = 256;
-/// Blocks per multiprocessor that keep it busy.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 
 /// Returns whether a kernel supports heads of this width over a key/value cache.

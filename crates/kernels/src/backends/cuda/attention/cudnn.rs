@@ -25,7 +25,6 @@ use crate::{Documents, StatisticsLayout};
 
 /// Maximum head width for packed documents.
 const PACKED_HEAD_DIM: usize = 128;
-/// Minimum number of documents in a ragged plan.
 const MIN_DOCUMENTS: usize = 8;
 /// Minimum longest length in a ragged plan.
 const MIN_LONGEST: usize = 256;
@@ -35,12 +34,10 @@ const LONG_MULTIPLE: usize = 2048;
 const SINGLE_MULTIPLE: usize = 128;
 const MAX_SINGLE: usize = 16_384;
 
-/// The backward calls of documents.
 pub(super) struct BackwardPlans {
     calls: Vec<(Arc<Plan>, Part)>,
 }
 
-/// Documents of one backward call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     shape: AttentionShape,
@@ -50,7 +47,6 @@ struct Part {
     tokens: usize,
 }
 
-/// A call with its addresses.
 struct Call<P> {
     cudnn: Arc<Cudnn>,
     plan: Arc<Plan>,
@@ -111,18 +107,18 @@ impl Device {
     pub(super) fn cudnn_forward(
         &self,
         sizes: &Sizes,
-        inputs: Inputs<'_>,
+        [q, k, v]: Inputs<'_>,
         o: &MatrixView,
         log_sum_exp: &MatrixView,
         documents: &Documents<Cuda>,
     ) -> Option<StatisticsLayout> {
-        let shape = self.cudnn_shape(sizes, inputs.q.dtype, documents)?;
+        let shape = self.cudnn_shape(sizes, q.dtype, documents)?;
         let cudnn = self.library.cudnn.as_ref().filter(|_| !self.library.refuses_forward.get())?;
         let plan = supported(cudnn.forward_plan(&shape))?;
         let pointers = ForwardPointers {
-            query: inputs.q.address,
-            key: inputs.k.address,
-            value: inputs.v.address,
+            query: q.address,
+            key: k.address,
+            value: v.address,
             output: o.address,
             statistics: log_sum_exp.address,
             index: self.packed_index(&shape, documents, None),
@@ -166,17 +162,18 @@ impl Device {
         plans: &BackwardPlans,
         sizes: &Sizes,
         inputs: BackwardInputs<'_>,
-        gradients: &Gradients,
+        [dq, dk, dv]: &Gradients,
         documents: &Documents<Cuda>,
     ) {
         let cudnn = self.library.cudnn.as_ref().expect("plans come from the library");
+        let [q, k, v] = inputs.forward;
         for (number, (plan, part)) in plans.calls.iter().enumerate() {
             let from = |matrix: &MatrixView| matrix.block().rows(part.start, part.tokens).address;
             let pointers = BackwardPointers {
                 forward: ForwardPointers {
-                    query: from(inputs.forward.q),
-                    key: from(inputs.forward.k),
-                    value: from(inputs.forward.v),
+                    query: from(q),
+                    key: from(k),
+                    value: from(v),
                     output: from(inputs.o),
                     // Statistics are ordered by document, or by token.
                     statistics: inputs.log_sum_exp.address + (4 * part.start * sizes.query_heads) as u64,
@@ -185,9 +182,9 @@ impl Device {
                     scale: sizes.scale,
                 },
                 output_gradient: from(inputs.d_o),
-                query_gradient: from(&gradients.dq),
-                key_gradient: from(&gradients.dk),
-                value_gradient: from(&gradients.dv),
+                query_gradient: from(dq),
+                key_gradient: from(dk),
+                value_gradient: from(dv),
             };
             let share = part.tokens as f64 / sizes.tokens as f64;
             let cost = Cost { flops: 2.5 * share * sizes.forward_flops(documents), ..Cost::default() };
@@ -214,7 +211,7 @@ impl Device {
         let sizes = [most, first, count].into_iter().chain(strides.iter().copied()).map(|size| size as u64);
         let sources: Vec<u64> = self.source(&boundaries.tensor).into_iter().chain(sizes).collect();
         let contents = self.contents(DType::I32, sources);
-        let slot = ScratchSlot::AttentionIndex { part: part.map(|(number, _)| number) };
+        let slot = ScratchSlot::AttentionIndex(part.map(|(number, _)| number));
         let (index, is_held) = self.scratch.holding(slot, shape.packed_index_len() * 4, contents);
         if is_held {
             return index;

@@ -14,7 +14,6 @@ use crate::backends::cuda::engine::{
 };
 use crate::backends::planning::flash::{FlashTiles, flash_takes_f32};
 
-/// Returns a grid of heads by tiles.
 fn tiles(heads: usize, rows: usize, tile: usize, warps: usize, shared: usize) -> LaunchShape {
     LaunchShape { shared_bytes: shared as u32, ..grid_of([heads, rows.div_ceil(tile), 1], 32 * warps as u32) }
 }
@@ -57,12 +56,11 @@ impl Device {
     pub(crate) fn flash_forward(
         &self,
         sizes: &Sizes,
-        inputs: Inputs<'_>,
+        [q, k, v]: Inputs<'_>,
         o: &MatrixView,
         log_sum_exp: &MatrixView,
         documents: &Documents<Cuda>,
     ) {
-        let Inputs { q, k, v } = inputs;
         let boundaries = self.int_matrix(documents.cu_seqlens.clone());
         let shape = if q.dtype == DType::F32 {
             f32_rows(sizes.query_heads, sizes.tokens)
@@ -86,10 +84,10 @@ impl Device {
         &self,
         sizes: &Sizes,
         inputs: BackwardInputs<'_>,
-        gradients: &Gradients,
+        [dq, dk, dv]: &Gradients,
         documents: &Documents<Cuda>,
     ) {
-        let BackwardInputs { forward: Inputs { q, k, v }, o, d_o, log_sum_exp } = inputs;
+        let BackwardInputs { forward: [q, k, v], o, d_o, log_sum_exp } = inputs;
         let boundaries = self.int_matrix(documents.cu_seqlens.clone());
         let delta = self.scratch.take(ScratchSlot::Partial, sizes.query_heads * sizes.tokens * 4);
         let [queries_shape, keys_shape] = match q.dtype {
@@ -99,7 +97,6 @@ impl Device {
         let flops = sizes.forward_flops(documents);
 
         let with_sizes = |arguments| size_arguments(arguments, sizes, boundaries.address, documents);
-        let Gradients { dq, dk, dv } = gradients;
         let queries = with_sizes(arguments! {
             dq: rows(dq), delta: address(delta), q: rows(q), k: rows(k), v: rows(v), o: rows(o), d_o: rows(d_o),
             lse: rows(log_sum_exp), dq_stride: long(dq.stride), q_stride: long(q.stride), k_stride: long(k.stride),

@@ -22,7 +22,7 @@ use crate::backends::cuda::engine::{Cuda, MatrixView, tensor};
 use crate::{
     AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, Qkv, Sinks, SoftmaxStatistics, StatisticsLayout,
 };
-use case::{BackwardInputs, Gradients, Inputs, Sizes};
+use case::{BackwardInputs, Sizes, into_qkv};
 
 impl AttentionOps for Cuda {
     fn packed_attention(
@@ -87,8 +87,8 @@ impl Device {
     ) -> AttentionOutput<Cuda> {
         let sizes = Sizes::new(spec, documents);
         let dense = [&qkv.q, &qkv.k, &qkv.v].map(|x| self.flat(x.clone()));
-        let [q, k, v] = dense.each_ref();
-        let inputs = Inputs { q, k, v };
+        let inputs = dense.each_ref();
+        let [q, k, v] = inputs;
         if !self.takes(&sizes, q.dtype, documents) {
             return self.pause(|| reference::forward_by(matmul, qkv, sinks, spec, documents));
         }
@@ -110,7 +110,7 @@ impl Device {
                 };
                 let [q, k, v] = [q, k, v].map(|x| self.in_format(x.clone(), format));
                 let wide = self.empty_in(&o, format);
-                self.flash_forward(&sizes, Inputs { q: &q, k: &k, v: &v }, &wide, &log_sum_exp, documents);
+                self.flash_forward(&sizes, [&q, &k, &v], &wide, &log_sum_exp, documents);
                 add_sinks(&wide, StatisticsLayout::HeadsTokens);
                 o = self.in_format(wide, o.dtype);
                 StatisticsLayout::HeadsTokens
@@ -143,22 +143,23 @@ impl Device {
         let layout = output.statistics.layout;
         let dense = [&qkv.q, &qkv.k, &qkv.v, &output.o, &output.statistics.log_sum_exp].map(|x| self.flat(x.clone()));
         let [q, k, v, o, log_sum_exp] = dense.each_ref();
-        let forward = Inputs { q, k, v };
+        let forward = [q, k, v];
+        let like = |x: &MatrixView| self.empty_matrix(x.rows, x.width, x.dtype);
         let d_o_dense = self.flat_as(d_o.clone(), q.dtype);
         let inputs = BackwardInputs { forward, o, d_o: &d_o_dense, log_sum_exp };
         if let Some(plans) = self.cudnn_backward_plans(&sizes, q.dtype, documents, layout) {
-            let gradients = Gradients::new(self, &forward);
+            let gradients = forward.map(like);
             self.cudnn_backward(&plans, &sizes, inputs, &gradients, documents);
-            return gradients.into_qkv();
+            return into_qkv(gradients);
         }
         if let Some(format) = self.flash_format(q.dtype, sizes.head_dim) {
             let dtype = q.dtype;
             let [q, k, v, o, d_o] = [q, k, v, o, &d_o_dense].map(|x| self.in_format(x.clone(), format));
-            let forward = Inputs { q: &q, k: &k, v: &v };
+            let forward = [&q, &k, &v];
             let inputs = BackwardInputs { forward, o: &o, d_o: &d_o, log_sum_exp };
             let recomputed = (!is_heads_tokens(layout, documents)).then(|| {
                 let log_sum_exp = self.empty_matrix(sizes.query_heads, sizes.tokens, DType::F32);
-                let recomputed_o = self.empty_matrix(o.rows, o.width, o.dtype);
+                let recomputed_o = like(&o);
                 self.flash_forward(&sizes, forward, &recomputed_o, &log_sum_exp, documents);
                 if let Some(sinks) = sinks {
                     let statistics = (&log_sum_exp, StatisticsLayout::HeadsTokens);
@@ -166,12 +167,10 @@ impl Device {
                 }
                 log_sum_exp
             });
-            let gradients = Gradients::new(self, &forward);
+            let gradients = forward.map(like);
             let log_sum_exp = recomputed.as_ref().unwrap_or(log_sum_exp);
             self.flash_backward(&sizes, BackwardInputs { log_sum_exp, ..inputs }, &gradients, documents);
-            let Gradients { dq, dk, dv } = gradients;
-            let [dq, dk, dv] = [dq, dk, dv].map(|gradient| self.in_format(gradient, dtype));
-            return Gradients { dq, dk, dv }.into_qkv();
+            return into_qkv(gradients.map(|gradient| self.in_format(gradient, dtype)));
         }
         self.pause(|| {
             let is_readable = layout == StatisticsLayout::HeadsTokens;

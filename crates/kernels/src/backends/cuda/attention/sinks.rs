@@ -10,9 +10,7 @@ use crate::backends::cuda::engine::{
 };
 use crate::{Documents, Sinks, StatisticsLayout};
 
-/// Tokens of a block of the backward, at least.
 const MIN_PART_TOKENS: usize = 64;
-/// Parts of the tokens in the backward, at most.
 const MAX_PARTS: usize = 64;
 
 impl Device {

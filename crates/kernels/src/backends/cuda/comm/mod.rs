@@ -24,7 +24,6 @@ use crate::{COLLECTIVE, CommError, Communicator, Exchange, Loan};
 /// Interval between checks for NCCL errors.
 const WATCH: Duration = Duration::from_millis(500);
 
-/// The NCCL connection of this rank.
 struct Connected {
     nccl: NcclCommunicator,
     failure: Mutex<Option<String>>,
@@ -64,7 +63,7 @@ pub(in crate::backends) fn connect(ranks: &Communicator, device: &CudaDevice) ->
     let gathered = ranks.all_gather_bytes(operation, own)?;
     let mismatch = |_| CommError::Mismatch { rank: 0, operation, expected, got: gathered[0].len() };
     let id = NcclId(gathered[0][..].try_into().map_err(mismatch)?);
-    let nccl = nccl.connect(device.context(), &id, ranks.rank(), ranks.world_size()).map_err(refused)?;
+    let nccl = nccl.connect(&device.context, &id, ranks.rank(), ranks.world_size()).map_err(refused)?;
     let connected = Arc::new(Connected { nccl, failure: Mutex::default() });
     let (watched, aborted) = (Arc::downgrade(&connected), Arc::downgrade(&connected));
     let thread = thread::Builder::new().name("nccl-watch".to_owned()).spawn(move || watch(&watched));

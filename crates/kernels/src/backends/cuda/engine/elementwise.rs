@@ -22,7 +22,6 @@ fn row_grid(rows: usize, width: usize) -> LaunchShape {
     grid(rows, width.div_ceil(8).next_multiple_of(32).clamp(32, 256) as u32)
 }
 
-/// Minimum number of rows that one block sums.
 const BLOCK_ROWS: usize = 64;
 
 impl Engine {
@@ -61,7 +60,6 @@ impl Engine {
         };
     }
 
-    /// Sets f32 values.
     pub(crate) fn fill(&self, to: DeviceBlock, value: f32) {
         assert!(to.is_dense() && to.dtype == DType::F32, "fills are of dense f32");
         let arguments = arguments! { y: rows(&to), value: f32(value), n: long(to.count()) };

@@ -158,7 +158,7 @@ impl Engine {
         if cfg!(debug_assertions) && address != 0 && self.is_in_section() {
             let is_in_use = |number| self.recycled.is_in_use(number);
             let is_live = self.addresses.live.holds(address, bytes, self.section_number(), is_in_use)
-                || DeviceBuffer::is_live(self.context(), address, bytes);
+                || DeviceBuffer::is_live(&self.context, address, bytes);
             assert!(is_live, "{name}: {bytes} bytes at {address:#x} are in no live allocation");
         }
     }

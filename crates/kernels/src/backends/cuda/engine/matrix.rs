@@ -66,7 +66,6 @@ impl DeviceBlock {
         Self { width: self.width + width, ..self }
     }
 
-    /// Returns whether rows have room for `width` more columns.
     pub(crate) fn has_room(&self, width: usize) -> bool {
         self.width + width <= self.stride
     }
@@ -96,7 +95,6 @@ impl DeviceBlock {
         (values * self.dtype.size()) as u64
     }
 
-    /// Returns whether there are no gaps between rows.
     pub(crate) fn is_dense(&self) -> bool {
         self.stride == self.width || self.rows <= 1
     }

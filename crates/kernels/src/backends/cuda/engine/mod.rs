@@ -79,8 +79,9 @@ use watch::BurnWatch;
 /// The state of one thread on one device.
 pub(super) struct Engine {
     device: CudaDevice,
+    /// Owns the memory of tensors.
     client: ComputeClient<CudaRuntime>,
-    context: Context,
+    pub(super) context: Context,
     // These two are dropped before the libraries that waiting and recorded launches refer to.
     pub(super) repeats: Rc<Repeats>,
     pub(super) scratch: Scratch,
@@ -263,15 +264,6 @@ impl Engine {
         self.shared_bytes.get()
     }
 
-    /// Returns CubeCL's client for the device, which owns the memory of tensors.
-    pub(super) fn client(&self) -> &ComputeClient<CudaRuntime> {
-        &self.client
-    }
-
-    pub(super) fn context(&self) -> &Context {
-        &self.context
-    }
-
     /// Returns the engine's stream, after submitting all waiting launches.
     pub(super) fn stream(&self) -> &Stream {
         check_launch(self.repeats.flush());
@@ -292,7 +284,6 @@ impl Engine {
         work()
     }
 
-    /// Returns a new timed event, recorded on the stream.
     pub(super) fn mark(&self) -> Result<Event, CudaError> {
         let event = Event::timed(&self.context)?;
         self.stream().record(&event)?;

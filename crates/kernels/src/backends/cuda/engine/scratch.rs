@@ -17,20 +17,11 @@ use super::failure::{check, check_launch};
 pub(crate) enum ScratchSlot {
     /// Converted weights `[o, i]` of a group or module. Groups of one layer have separate slots, so that they do not
     /// overwrite each other's contents.
-    Weights {
-        rows: usize,
-        columns: usize,
-    },
+    Weights([usize; 2]),
     /// Codes of a group's weight in 8-bit floats `[o, i and ranks, padded]`, with their scales and adapters.
-    Fp8Weights {
-        rows: usize,
-        columns: usize,
-    },
+    Fp8Weights([usize; 2]),
     /// The same codes, transposed.
-    Fp8Transposed {
-        rows: usize,
-        columns: usize,
-    },
+    Fp8Transposed([usize; 2]),
     /// The other operand of a GEMM in 8-bit floats.
     Fp8Rows,
     /// Block scales of that operand, if a GEMM reads them.
@@ -38,9 +29,7 @@ pub(crate) enum ScratchSlot {
     /// Block scales of the weight.
     Fp8WeightBlocks,
     /// Biases of a group of this width, side by side.
-    Bias {
-        width: usize,
-    },
+    Bias(usize),
     LoraA,
     LoraB,
     /// Low-rank intermediates `x Aᵀ`.
@@ -55,10 +44,8 @@ pub(crate) enum ScratchSlot {
     /// The widest rows of one operation: logits of a chunk; joined QKV, or their gradients.
     WideRows,
     AttentionWorkspace,
-    /// Lengths and offsets of packed documents: of a part of them, or of all.
-    AttentionIndex {
-        part: Option<usize>,
-    },
+    /// Lengths and offsets of packed documents: of a numbered part of them, or of all.
+    AttentionIndex(Option<usize>),
     ExpertTiles,
     /// Partial results over parts of each query's keys.
     AttentionParts,
@@ -84,7 +71,6 @@ struct Buffer {
     section: u64,
 }
 
-/// Scratch buffers by slot, and their contents.
 pub(crate) struct Scratch {
     context: Context,
     repeats: Rc<Repeats>,

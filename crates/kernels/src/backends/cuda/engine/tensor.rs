@@ -23,7 +23,7 @@ impl Engine {
         // CubeCL allocates no memory of size zero.
         let bytes = (shape.num_elements() * dtype.size()).max(1);
         let bytes = if self.rounds_sizes.get() { bytes.next_power_of_two() } else { bytes };
-        let client = self.client();
+        let client = &self.client;
         if !self.is_in_section() {
             let handle = client.empty(bytes);
             return CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype);
@@ -55,7 +55,7 @@ impl Engine {
     fn new_memory(&self, bytes: usize) -> Handle {
         self.make_room_for(bytes);
         self.watch.verify();
-        let handle = self.client().empty(bytes);
+        let handle = self.client.empty(bytes);
         let start = self.addresses.request(&handle);
         check("ordering streams", self.handoff.begin());
         if self.recycled.keep(bytes, &handle) {
@@ -67,19 +67,19 @@ impl Engine {
 
     /// Returns unused pool memory if the device has less than a section needs now, because CubeCL's queue thread panics if it cannot allocate.
     fn make_room_for(&self, bytes: usize) {
-        let free = || check("asking for free memory", self.context().memory()).free_bytes;
+        let free = || check("asking for free memory", self.context.memory()).free_bytes;
         if free() >= bytes as u64 {
             return;
         }
         check_launch(self.repeats.flush());
-        check("waiting for the device", self.context().synchronize());
+        check("waiting for the device", self.context.synchronize());
         self.repeats.release();
         self.scratch.release_unused();
         self.recycled.release_free();
         Cuda::memory_cleanup(self.device());
         self.wait_until_submitted();
         // Memory that CubeCL has freed returns to the driver once the device is done.
-        check("waiting for the device", self.context().synchronize());
+        check("waiting for the device", self.context.synchronize());
     }
 
     pub(crate) fn empty_matrix(&self, rows: usize, width: usize, dtype: DType) -> MatrixView {

@@ -29,7 +29,6 @@ struct Span {
     end: Arc<Event>,
 }
 
-/// The recorded launches of an engine.
 #[derive(Default)]
 pub(crate) struct Trace {
     recording: RefCell<Option<Recording>>,

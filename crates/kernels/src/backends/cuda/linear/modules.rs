@@ -59,7 +59,6 @@ pub(super) fn rank(module: &Module<Cuda>) -> usize {
     module.adapter.as_ref().map_or(0, |adapter| adapter.b.dims()[1])
 }
 
-/// Returns the properties of a group that determine its route.
 fn shape(group: &Group<Cuda>) -> GroupShape {
     let module = |module: &Module<Cuda>| ModuleShape {
         columns: module.columns.clone(),
@@ -107,7 +106,6 @@ impl Device {
     }
 }
 
-/// The adapter of a module, as the kernels read it.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 struct ModuleArgument {
@@ -131,7 +129,6 @@ pub(super) struct ModulesArgument {
 }
 
 impl Device {
-    /// Returns the adapters of a group as arguments, and the owners of their memory.
     pub(super) fn modules_argument(&self, group: &Group<Cuda>) -> (ModulesArgument, Vec<MatrixView>) {
         assert!(group.modules.len() <= MAX_MODULES, "{} modules in a group", group.modules.len());
         let (mut modules, mut held, mut first_rank) = (ModulesArgument::default(), Vec::new(), 0);

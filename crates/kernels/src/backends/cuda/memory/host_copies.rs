@@ -48,7 +48,6 @@ impl HostCopy {
         self.coming.is_some()
     }
 
-    /// Returns the values, once they have arrived.
     pub(super) fn to_data(&self) -> TensorData {
         let buffer = self.buffer.as_ref().expect("a copy that was restored is gone");
         check("waiting for a copy", self.done.synchronize());

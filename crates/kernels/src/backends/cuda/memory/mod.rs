@@ -132,7 +132,6 @@ impl Device {
     }
 }
 
-/// A tensor in pinned host memory.
 struct OnHost {
     copy: HostCopy,
     is_codes: bool,
@@ -160,7 +159,6 @@ impl Elsewhere<Cuda> for OnHost {
     }
 }
 
-/// Starts the copy back, unless it has started.
 fn start_back(device: &Device, copy: &mut HostCopy) {
     if !copy.is_coming() {
         let [rows, width] = copy.shape;

@@ -149,7 +149,7 @@ impl Device {
         let DeviceBlock { address, rows, width, stride, .. } = codes;
         let (address, box_rows) = (DevicePointer::from_address(address), box_rows as u32);
         let of = ByteMatrices { address, matrices, rows, width, strides: [stride, rows * stride], box_rows };
-        check("multiplying experts in 8-bit floats", self.context().tensor_map(of))
+        check("multiplying experts in 8-bit floats", self.context.tensor_map(of))
     }
 
     /// Returns the program of the Hopper kernels, and the shape of their launches.

@@ -82,11 +82,8 @@ impl MoeOps for Cuda {
 
 /// Choices sorted by expert.
 struct Placed {
-    /// The row of each choice.
     rows_nk: MatrixView,
-    /// The choice of each row.
     choices_s: MatrixView,
-    /// The token of each row.
     tokens_s: MatrixView,
     /// The first row of each expert, and the end of the last one.
     starts: MatrixView,

@@ -49,7 +49,6 @@ pub(super) struct ScaledRows {
     pub to: DeviceBlock,
 }
 
-/// The same values, as the kernel reads them.
 #[repr(C)]
 #[derive(Clone, Copy, Default, NoUninit)]
 struct LowRankRows {
@@ -163,7 +162,6 @@ impl Device {
         sum
     }
 
-    /// Returns the weight of a norm, as the kernels read it.
     pub(super) fn norm_weight(&self, norm: &NormWeight<Cuda>, width: usize) -> MatrixView {
         let weight = self.flat(norm.weight.clone());
         let expected = (width, burn_tensor::DType::F32);

@@ -87,7 +87,7 @@ impl Device {
         };
         let codes = address(self.int_matrix(weight.codes.clone()));
         let without = StoredArgument { codes, ..StoredArgument::default() };
-        match &weight.scales.block {
+        match &weight.scales {
             BlockScales::Float(scales) => StoredArgument { scales: address(self.flat(scales.clone())), ..without },
             BlockScales::Narrow { codes, map } => StoredArgument {
                 scale_codes: address(self.int_matrix(codes.clone())),

@@ -125,7 +125,6 @@ pub(super) struct GroupSources {
 }
 
 impl GroupSources {
-    /// Returns the sources of weights and adapters.
     pub(super) fn all(&self) -> Vec<u64> {
         [self.weights.as_slice(), &self.adapters].concat()
     }
@@ -163,7 +162,7 @@ impl Device {
             .is_quantized
             .then(|| self.kept.of(Pass::Forward, sources.laid_out(stride, count), bytes, contents.clone()));
         let (address, held) = kept.flatten().unwrap_or_else(|| {
-            let slot = ScratchSlot::Weights { rows, columns: width };
+            let slot = ScratchSlot::Weights([rows, width]);
             let (address, is_held) = self.scratch.holding(slot, bytes, contents);
             (address, Held { weight: is_held, adapter: is_held })
         });
@@ -224,7 +223,6 @@ impl Device {
         }
     }
 
-    /// Returns the sources of a group's weights, and of its adapters.
     pub(super) fn group_sources(&self, group: &Group<Cuda>, with_adapters: bool) -> GroupSources {
         let weights = group.modules.iter().flat_map(|module| self.source_of(&module.weight)).collect();
         let adapters = group.modules.iter().filter_map(|module| module.adapter.as_ref()).filter(|_| with_adapters);
@@ -235,7 +233,7 @@ impl Device {
     /// Returns one base weight without its adapter.
     pub(crate) fn base_weight(&self, weight: &Weight<Cuda>, dtype: DType) -> ReadyWeight {
         let [rows, columns] = weight.shape();
-        let slot = ScratchSlot::Weights { rows, columns };
+        let slot = ScratchSlot::Weights([rows, columns]);
         match weight {
             Weight::Dense(values) => self.converted(slot, values.clone(), dtype),
             Weight::Quantized(_) => {
@@ -261,8 +259,7 @@ impl Device {
         let (width, count) = (group.out_features(), group.rows.as_ref().map_or(1, ExpertRows::experts));
         let sources: Vec<u64> = values.iter().flat_map(|(_, values)| self.source(&values.tensor)).collect();
         let contents = self.contents(dtype, sources);
-        let (address, is_held) =
-            self.scratch.holding(ScratchSlot::Bias { width }, count * width * dtype.size(), contents);
+        let (address, is_held) = self.scratch.holding(ScratchSlot::Bias(width), count * width * dtype.size(), contents);
         let whole = DeviceBlock::dense(address, [count, width], dtype);
         if !is_held {
             if values.len() < group.modules.len() {

@@ -9,7 +9,7 @@ use crate::backends::cuda::engine::{
     BlockArguments, Cuda, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, int_tensor, tensor,
 };
 use crate::weights::reference::scales_by;
-use crate::{BlockScales, HostBuffer, QuantizedWeight, Scales, Weight};
+use crate::{BlockScales, HostBuffer, QuantizedWeight, Weight};
 
 pub(super) struct WeightKernels {
     /// Kernel of `write_out.cu`.
@@ -20,7 +20,6 @@ pub(super) struct WeightKernels {
     pub fp8_columns: &'static str,
 }
 
-/// Returns the kernels for a weight's storage format.
 pub(super) fn kernels_of(weight: &Weight<Cuda>) -> WeightKernels {
     let [write_out, fp8_rows, fp8_columns] = match weight {
         Weight::Quantized(weight) => names_of(weight.format),
@@ -95,13 +94,13 @@ impl Device {
         let blocks = format.blocks(values.count(), shape[1]);
         let padded = blocks * format.block_size(shape[1]);
         let codes = self.empty([padded / format.packing().codes_per_byte()], DType::U8);
-        let block = match format {
+        let scales = match format {
             QuantFormat::Nf4 { double_quant } => self.nf4_codes(&values, &codes, blocks, double_quant),
             QuantFormat::Nvfp4 => self.nvfp4_codes(&values, &codes, blocks),
             QuantFormat::Mxfp4 => self.mxfp4_codes(&values, &codes, blocks),
             QuantFormat::Fp8 => self.fp8_codes(&values, &codes, shape),
         };
-        QuantizedWeight { format, codes: int_tensor(codes), scales: Scales { block }, table, shape }
+        QuantizedWeight { format, codes: int_tensor(codes), scales, table, shape }
     }
 
     fn nf4_codes(

@@ -261,8 +261,8 @@ impl Device {
         let kept = group.route.is_quantized.then(|| self.kept.of(pass, key(), starts[5], contents.clone()));
         let (address, held) = kept.flatten().unwrap_or_else(|| {
             let slot = match pass {
-                Pass::Forward => ScratchSlot::Fp8Weights { rows: count * rows, columns: stride },
-                Pass::Backward => ScratchSlot::Fp8Transposed { rows: count * rows, columns: stride },
+                Pass::Forward => ScratchSlot::Fp8Weights([count * rows, stride]),
+                Pass::Backward => ScratchSlot::Fp8Transposed([count * rows, stride]),
             };
             let (address, is_held) = self.scratch.holding(slot, starts[5], contents);
             (address, Held { weight: is_held, adapter: is_held })
