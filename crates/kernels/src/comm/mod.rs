@@ -6,7 +6,7 @@
 
 mod collectives;
 mod local;
-pub mod reference;
+mod reference;
 
 use std::any::Any;
 use std::fmt;

@@ -13,10 +13,7 @@ use crate::payload::{Loan, Payload};
 const VALUE: usize = size_of::<f32>();
 
 /// Implements [`Communicator::all_reduce_sum`].
-///
-/// # Errors
-/// [`CommError`].
-pub fn all_reduce_sum<B: Backend>(
+pub(super) fn all_reduce_sum<B: Backend>(
     ranks: &Communicator,
     tensors: Vec<Tensor<B, 1>>,
 ) -> Result<Vec<Tensor<B, 1>>, CommError> {
@@ -36,13 +33,7 @@ pub fn all_reduce_sum<B: Backend>(
 }
 
 /// Implements [`Communicator::start_broadcast`] and [`Communicator::broadcast_each`], in one exchange: each rank sends the payloads of which it is the root.
-///
-/// # Errors
-/// [`CommError`].
-///
-/// # Panics
-/// If a payload is missing on its root.
-pub fn broadcast_payloads<B: Backend>(
+pub(super) fn broadcast_payloads<B: Backend>(
     ranks: &Communicator,
     loans: Vec<Loan<B>>,
     device: &B::Device,
@@ -65,10 +56,7 @@ pub fn broadcast_payloads<B: Backend>(
 }
 
 /// Implements [`Communicator::start_reduce`], in one exchange: each rank sums only the tensors of which it is the root.
-///
-/// # Errors
-/// [`CommError`].
-pub fn reduce_each<B: Backend>(
+pub(super) fn reduce_each<B: Backend>(
     ranks: &Communicator,
     tensors: Vec<(Tensor<B, 1>, usize)>,
 ) -> Result<Vec<Tensor<B, 1>>, CommError> {

@@ -75,7 +75,8 @@ fn measured_algorithms_compute_the_same_and_are_kept() {
 fn attention_over_packed_documents_keeps_nothing_until_the_section_ends() {
     let Some((device, _alone)) = device_alone() else { return };
     let documents = Documents::<Cuda>::new(&[0, 5000, 6001, 16_384], &device);
-    let (qkv, d_o) = layer::<Cuda>(documents.tokens(), 0, half(&device), &device);
+    let tokens = documents.tokens();
+    let (qkv, d_o) = layer::<Cuda>(&layer_values(tokens, 0), tokens, half(&device), &device);
     let passes = |count: usize| {
         Cuda::release_memory(&device);
         let before = free_bytes(&device);

@@ -23,11 +23,6 @@ const MIN_PART_KEYS: usize = 128;
 const SEEN_STEP: usize = 256;
 const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 
-/// Returns whether a kernel supports heads of this width over a key/value cache.
-fn cached_takes(head_dim: usize) -> bool {
-    head_dim.is_multiple_of(16) && head_dim <= 256
-}
-
 /// Rounds up a number of keys, since launches with the same arguments as for the token before are cheaper.
 fn counted(keys: usize) -> usize {
     keys.next_multiple_of(if keys <= SEEN_STEP / 2 { SEEN_STEP / 2 } else { SEEN_STEP })
@@ -66,7 +61,7 @@ impl Device {
         tokens: &CachedTokens<Cuda>,
         spec: &AttentionSpec,
     ) -> Tensor<Cuda, 2> {
-        if !cached_takes(spec.head_dim) {
+        if !spec.head_dim.is_multiple_of(16) || spec.head_dim > 256 {
             return self.pause(|| reference::cached_by(matmul, q, sinks, cache, tokens, spec));
         }
         let [keys, values] = cache.tensors().map(|stored| self.flat(stored));

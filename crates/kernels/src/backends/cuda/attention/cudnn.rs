@@ -10,6 +10,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use burn_tensor::DType;
+use firebrick_arch::AttentionSpec;
 use firebrick_cuda::cudnn::{
     self, AttentionShape, BackwardPointers, Element, ForwardPointers, Layout, Plan, RowStrides,
 };
@@ -96,8 +97,14 @@ impl Device {
         })
     }
 
-    /// Starts to build the plans of both passes on other threads, if cuDNN supports the case.
-    pub(super) fn begin_cudnn(&self, sizes: &Sizes, dtype: DType, documents: &Documents<Cuda>) {
+    /// Starts to build the plans of both passes over these documents on other threads, if cuDNN supports the case.
+    pub(in crate::backends::cuda) fn prepare_attention(
+        &self,
+        spec: &AttentionSpec,
+        dtype: DType,
+        documents: &Documents<Cuda>,
+    ) {
+        let sizes = &Sizes::new(spec, documents);
         if let (Some(cudnn), Some(whole)) = (&self.library.cudnn, self.cudnn_shape(sizes, dtype, documents)) {
             self.backward_parts(whole, documents).iter().for_each(|part| cudnn.begin(&whole, &part.shape));
         }

@@ -73,11 +73,6 @@ impl AttentionOps for Cuda {
 }
 
 impl Device {
-    /// Starts the slow preparations for both passes over these documents.
-    pub(super) fn prepare_attention(&self, spec: &AttentionSpec, dtype: DType, documents: &Documents<Cuda>) {
-        self.begin_cudnn(&Sizes::new(spec, documents), dtype, documents);
-    }
-
     fn attention(
         &self,
         qkv: &Qkv<Cuda>,

@@ -39,15 +39,10 @@ pub(crate) struct HostCopy {
     /// The end of the last copy that uses the buffer.
     pub(crate) done: Arc<Event>,
     /// The tensor that it is being copied back to.
-    coming: Option<MatrixView>,
+    pub(super) coming: Option<MatrixView>,
 }
 
 impl HostCopy {
-    /// Returns whether the copy back was started.
-    pub(super) fn is_coming(&self) -> bool {
-        self.coming.is_some()
-    }
-
     pub(super) fn to_data(&self) -> TensorData {
         let buffer = self.buffer.as_ref().expect("a copy that was restored is gone");
         check("waiting for a copy", self.done.synchronize());

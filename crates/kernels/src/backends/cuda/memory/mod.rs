@@ -160,7 +160,7 @@ impl Elsewhere<Cuda> for OnHost {
 }
 
 fn start_back(device: &Device, copy: &mut HostCopy) {
-    if !copy.is_coming() {
+    if copy.coming.is_none() {
         let [rows, width] = copy.shape;
         let new = device.empty_matrix(rows, width, copy.dtype);
         check("copying from the host", device.copies.back(device.stream(), copy, new));

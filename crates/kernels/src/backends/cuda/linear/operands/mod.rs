@@ -21,7 +21,7 @@ use crate::backends::cuda::linear::modules::{Routed, rank};
 use crate::backends::cuda::memory::planned::{Held, Pass};
 use crate::backends::planning::route::WeightRoute;
 use crate::backends::planning::rows::row_stride;
-use crate::{Bias, ExpertRows, Group, HostBuffer, Module, QuantizedWeight, Weight, WeightOps};
+use crate::{ExpertRows, Group, HostBuffer, Module, QuantizedWeight, Weight, WeightOps};
 use dequantize::{Around, Stack};
 
 impl WeightOps for Cuda {
@@ -251,7 +251,8 @@ impl Device {
     /// Joins the biases of a group in the compute format, `[1, all o]` or a row per expert, zero for modules without one; `None` if no module has a
     /// bias.
     pub(crate) fn biases(&self, group: &Group<Cuda>, dtype: DType) -> Option<DeviceBlock> {
-        let with_bias = |module: &Module<Cuda>| Some((module.columns.clone(), self.bias_values(module.bias.as_ref()?)));
+        let with_bias =
+            |module: &Module<Cuda>| Some((module.columns.clone(), self.flat(module.bias.as_ref()?.value.clone())));
         let values: Vec<_> = group.modules.iter().filter_map(with_bias).collect();
         if values.is_empty() {
             return None;
@@ -278,10 +279,6 @@ impl Device {
             }
         }
         Some(whole)
-    }
-
-    fn bias_values(&self, bias: &Bias<Cuda>) -> MatrixView {
-        self.flat(bias.value.clone())
     }
 
     /// Returns a matrix itself, or a copy in another format.
