@@ -74,17 +74,8 @@ fn random(shape: [usize; 2], size: f64) -> TensorData {
 }
 
 impl Inputs {
-    /// Creates modules side by side, `out` wide together, with adapters of `a` and `b` in size.
-    fn new(shape: [usize; 2], modules: usize, sizes: [f64; 2], scale: f64) -> Self {
-        Self::of(shape, modules, sizes, scale, &[])
-    }
-
-    /// Creates stacks of experts with these rows.
-    fn of_experts(shape: [usize; 2], modules: usize, sizes: [f64; 2], scale: f64) -> Self {
-        Self::of(shape, modules, sizes, scale, &COUNTS)
-    }
-
-    fn of(shape: [usize; 2], modules: usize, [a, b]: [f64; 2], scale: f64, counts: &[usize]) -> Self {
+    /// Creates modules side by side, `out` wide together, with adapters of `a` and `b` in size; or with `counts`, stacks of experts with these rows.
+    fn new(shape: [usize; 2], modules: usize, [a, b]: [f64; 2], scale: f64, counts: &[usize]) -> Self {
         let ([out, inputs], matrices) = (shape, counts.len().max(1));
         let mut x = Tensor::<Flex, 2>::from_data(random([TOKENS, inputs], 1.0), &Default::default());
         let outlier = x.clone().narrow(1, 7, 1).mul_scalar(50.0);
@@ -154,11 +145,11 @@ fn products_equal_the_reference_and_are_near_the_exact_ones() {
         let stored = QuantFormat::ALL.into_iter().filter(|format| format.check_columns(shape[1]).is_ok());
         for base in stored.map(Some).chain([None]) {
             let adapted = [1.0 / (shape[1] as f64).sqrt(), 0.01];
-            products_are_right(&Inputs::new(shape, modules, adapted, 2.0), base, &device);
+            products_are_right(&Inputs::new(shape, modules, adapted, 2.0, &[]), base, &device);
         }
     }
     // Without adapters, at a width that is padded.
-    products_are_right(&Inputs::new([80, 48], 1, [0.0; 2], 1.0), None, &device);
+    products_are_right(&Inputs::new([80, 48], 1, [0.0; 2], 1.0, &[]), None, &device);
 }
 
 /// On Hopper all experts are one launch, elsewhere each is a GEMM; the reference computes one after the other.
@@ -173,7 +164,7 @@ fn products_of_experts_equal_the_reference_and_experts_without_rows_have_no_grad
         });
         for base in stored.map(Some).chain([None]) {
             let adapted = [1.0 / (shape[1] as f64).sqrt(), 0.01];
-            let inputs = Inputs::of_experts(shape, modules, adapted, 2.0);
+            let inputs = Inputs::new(shape, modules, adapted, 2.0, &COUNTS);
             products_are_right(&inputs, base, &device);
             let got = inputs.run::<Cuda>(GemmFormat::Fp8, base, DType::BF16, &device);
             for (index, factor) in got[2..].iter().enumerate() {
@@ -185,7 +176,7 @@ fn products_of_experts_equal_the_reference_and_experts_without_rows_have_no_grad
             assert!(got == again, "{shape:?} {base:?}: two calls gave other bytes");
         }
     }
-    products_are_right(&Inputs::of_experts([80, 48], 1, [0.0; 2], 1.0), None, &device);
+    products_are_right(&Inputs::new([80, 48], 1, [0.0; 2], 1.0, &COUNTS), None, &device);
 }
 
 #[expect(clippy::print_stderr, reason = "the table is what --nocapture is for")]
@@ -244,7 +235,7 @@ fn weights_that_stay_on_the_device_change_no_bit() {
 }
 
 fn kept_weights_change_no_bit(gemms: GemmFormat, device: &Device) {
-    let first = Inputs::new([512, 1024], 2, [0.03, 0.01], 2.0);
+    let first = Inputs::new([512, 1024], 2, [0.03, 0.01], 2.0, &[]);
     let other = changed(&first, first.weight.clone(), 0.5);
     let run = |inputs: &Inputs, group: &Group<Cuda>| {
         let x = Matrix::from_data(inputs.x.clone(), (device, DType::BF16));
@@ -280,8 +271,8 @@ fn operations_that_write_codes_change_no_bit_of_them() {
     for (hidden, width) in [(80, 48), (1024, 2816), (8192, 48), (128, 14_336), (128, 16_400)] {
         for base in [NF4, None] {
             let pair = 1.0 / (hidden as f64).sqrt();
-            let up = Inputs::new([2 * width, hidden], 2, [pair, 0.01], 2.0);
-            let down = Inputs::new([hidden, width], 1, [pair, 0.01], 2.0);
+            let up = Inputs::new([2 * width, hidden], 2, [pair, 0.01], 2.0, &[]);
+            let down = Inputs::new([hidden, width], 1, [pair, 0.01], 2.0, &[]);
             together_is_as_apart(&up, &down, base, &device);
         }
     }
@@ -292,8 +283,8 @@ fn operations_that_write_codes_of_experts_rows_change_no_bit_of_them() {
     let Some(device) = device() else { return };
     for (hidden, width) in [(80, 48), (2048, 768)] {
         let pair = 1.0 / (hidden as f64).sqrt();
-        let up = Inputs::of_experts([2 * width, hidden], 2, [pair, 0.01], 2.0);
-        let down = Inputs::of_experts([hidden, width], 1, [pair, 0.01], 2.0);
+        let up = Inputs::new([2 * width, hidden], 2, [pair, 0.01], 2.0, &COUNTS);
+        let down = Inputs::new([hidden, width], 1, [pair, 0.01], 2.0, &COUNTS);
         together_is_as_apart(&up, &down, None, &device);
     }
 }
@@ -381,7 +372,7 @@ const SIZES: [(f64, f64); 4] = [(1e-6, 2.0), (1e-4, 2.0), (1e-2, 2.0), (5e-2, 16
 
 /// Returns a square weight with an adapter whose A has its initial values.
 fn adapted(b: f64, scale: f64) -> Inputs {
-    Inputs::new([4096, 4096], 1, [1.0 / (3.0 * 4096.0_f64).sqrt(), b], scale)
+    Inputs::new([4096, 4096], 1, [1.0 / (3.0 * 4096.0_f64).sqrt(), b], scale, &[])
 }
 
 /// Returns the inputs with B times a factor, and another weight.

@@ -121,18 +121,8 @@ pub fn store<B: Backend>(cache: &mut KvCache<B>, k: Tensor<B, 2>, v: Tensor<B, 2
     });
 }
 
-/// Computes attention over the stored rows for [`crate::AttentionOps::cached_attention`].
-pub fn cached<B: Backend>(
-    q: Tensor<B, 2>,
-    sinks: Option<&Sinks<B>>,
-    cache: &KvCache<B>,
-    tokens: &CachedTokens<B>,
-    spec: &AttentionSpec,
-) -> Tensor<B, 2> {
-    cached_by(Tensor::matmul, q, sinks, cache, tokens, spec)
-}
-
-pub(crate) fn cached_by<B: Backend>(
+/// Computes attention over the stored rows for [`crate::AttentionOps::cached_attention`], with this matmul.
+pub(crate) fn cached<B: Backend>(
     multiply: Multiply<B>,
     q: Tensor<B, 2>,
     sinks: Option<&Sinks<B>>,
@@ -418,7 +408,7 @@ mod tests {
                     |past, count| CachedTokens::new(vec![NewTokens { first_row: 2, past, count }], &Default::default());
                 store(&mut cache, qkv.k.clone(), qkv.v.clone(), &tokens(0, 7));
                 let newest = qkv.q.clone().narrow(0, 7 - new, new);
-                let newest = cached(newest, Some(&sinks), &cache, &tokens(7 - new, new), &spec);
+                let newest = cached(Tensor::matmul, newest, Some(&sinks), &cache, &tokens(7 - new, new), &spec);
                 assert_close(newest, whole.clone().narrow(0, 7 - new, new), 1e-5);
             }
         }

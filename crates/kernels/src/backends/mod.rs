@@ -31,6 +31,16 @@ use burn_tensor::DType;
 use crate::memory::MemoryOps;
 use crate::{CommError, Communicator};
 
+/// Implements traits of operations for a backend by their own bodies alone.
+#[cfg(any(feature = "flex", feature = "candle", feature = "wgpu"))]
+macro_rules! by_default {
+    ($backend:ty: $($operations:ident),+ $(,)?) => {
+        $(impl $crate::$operations for $backend {})+
+    };
+}
+#[cfg(any(feature = "flex", feature = "candle", feature = "wgpu"))]
+pub(crate) use by_default;
+
 impl BackendKind {
     /// Returns whether the backend computes in float16 on this machine. CPU backends could, but slower than in f32.
     pub fn computes_in_f16(self) -> bool {

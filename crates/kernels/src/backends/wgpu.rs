@@ -18,24 +18,14 @@ use firebrick_precision::{BlockScales as HostBlockScales, HostScales, Packing, Q
 
 use crate::memory::HostBuffer;
 use crate::weights::{BlockScales, QuantizedWeight, WeightOps, reference};
-use crate::{
-    AttentionOps, ConvOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, Session,
-};
 
 /// f32 values, i32 indices, booleans as u32: WebGPU has no 8-bit storage.
 pub type Wgpu = CubeBackend<WgpuRuntime, f32, i32, u32>;
 
-impl Session for Wgpu {}
-impl MemoryOps for Wgpu {}
-impl NormOps for Wgpu {}
-impl LinearOps for Wgpu {}
-impl AttentionOps for Wgpu {}
-impl MoeOps for Wgpu {}
-impl ConvOps for Wgpu {}
-impl EmbeddingOps for Wgpu {}
-impl LossOps for Wgpu {}
-impl OptimizerOps for Wgpu {}
-impl Kernels for Wgpu {}
+super::by_default! {
+    Wgpu: Session, MemoryOps, NormOps, LinearOps, AttentionOps, MoeOps, ConvOps, EmbeddingOps, LossOps,
+    OptimizerOps, Kernels,
+}
 
 /// Looks for a device that wgpu can compute on: requests the adapter that CubeCL will request, which panics if there is none.
 ///

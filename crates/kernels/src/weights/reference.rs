@@ -1,6 +1,4 @@
 //! Quantized weights in ordinary Burn operations, without bit operations: a byte selects its one or two values from a table of 256 rows.
-//!
-//! Trade-off: some backends (candle) have no integer bit operations, so each byte is a lookup in a table.
 
 use burn_tensor::{DType, Element, Int, IntDType, Tensor, TensorData, backend::Backend};
 use firebrick_precision::{BlockScales as HostBlockScales, DynamicMap, HostScales, QuantFormat, blockwise, narrow_map};

@@ -66,7 +66,7 @@ impl AttentionOps for Flex {
         }
         match prompts {
             Some(documents) => Self::packed_attention(qkv, sinks, spec, documents).o,
-            None => reference::cached(qkv.q.clone(), sinks, cache, tokens, spec),
+            None => reference::cached(Tensor::matmul, qkv.q.clone(), sinks, cache, tokens, spec),
         }
     }
 }

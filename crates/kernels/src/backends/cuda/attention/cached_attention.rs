@@ -62,7 +62,7 @@ impl Device {
         spec: &AttentionSpec,
     ) -> Tensor<Cuda, 2> {
         if !spec.head_dim.is_multiple_of(16) || spec.head_dim > 256 {
-            return self.pause(|| reference::cached_by(matmul, q, sinks, cache, tokens, spec));
+            return self.pause(|| reference::cached(matmul, q, sinks, cache, tokens, spec));
         }
         let [keys, values] = cache.tensors().map(|stored| self.flat(stored));
         let (q, rows) = (self.flat(q), self.int_matrix(tokens.rows_2n.clone()));

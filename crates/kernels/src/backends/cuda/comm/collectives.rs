@@ -18,7 +18,6 @@ pub(crate) struct Collectives {
     context: Context,
     /// Created by the first operation; a job of one rank never creates it.
     stream: OnceCell<Stream>,
-    /// Operations that may still run.
     in_flight: RefCell<Vec<InFlight>>,
     /// Ticket of the next operation.
     ticket: Cell<u64>,
@@ -118,7 +117,6 @@ impl Collectives {
         self.runs.borrow().last().cloned()
     }
 
-    /// Returns the operations since the last call.
     pub(crate) fn take_runs(&self) -> Durations {
         Durations(self.runs.take())
     }

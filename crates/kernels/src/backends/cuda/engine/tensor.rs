@@ -2,7 +2,6 @@
 //!
 //! A tensor that is not rows of adjacent values is made contiguous by a kernel of the engine, because Burn's copy
 //! would run on CubeCL's stream in the middle of a section.
-//! Trade-off: a tensor that is neither a matrix nor contiguous costs a copy in every call.
 
 use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::backend::Backend;

@@ -39,15 +39,12 @@ pub(crate) struct OutputGradient {
 
 /// Additional values in the backward of a group with magnitudes.
 struct BehindMagnitudes {
-    /// The gradient of the scaled outputs.
     dy: DeviceBlock,
     _owner: Option<MatrixView>,
-    /// Gradients of the magnitudes, one per module.
     gradients: Vec<Option<Primitive>>,
 }
 
 impl Device {
-    /// Computes [`crate::LinearOps::mlp_backward`].
     pub(super) fn mlp_backward(
         &self,
         [(saved_gate_up, gate_up), (saved_down, down)]: [(ProjectSaved<Cuda>, Group<Cuda>); 2],

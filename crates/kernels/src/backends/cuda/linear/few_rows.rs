@@ -30,7 +30,6 @@ const TILES: [Tile; 4] = [
     Tile { rows: 64, name: "few_rows_64", outputs: 32 },
 ];
 
-/// The kernel of a few-row GEMM, with its operands.
 struct FewRows {
     tile: &'static Tile,
     values: WeightValues,
@@ -54,7 +53,6 @@ struct ModuleArgument {
     unused: i32,
 }
 
-/// The modules of a group, as the kernels read them.
 #[repr(C)]
 #[derive(Clone, Copy, Default, NoUninit)]
 struct ModulesArgument {
@@ -63,12 +61,10 @@ struct ModulesArgument {
     ranks: i32,
 }
 
-/// The modules as an argument, with the owners of their memory.
 struct Modules {
     argument: ModulesArgument,
     tiles: usize,
     bytes: usize,
-    /// Owners of the memory.
     _held: Vec<MatrixView>,
 }
 

@@ -30,7 +30,6 @@ struct Projected {
     kept: GroupKept,
 }
 
-/// The input of a group's GEMM.
 #[derive(Clone, Copy)]
 pub(super) struct Input {
     pub rows: DeviceBlock,

@@ -9,7 +9,6 @@ use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, MatrixView, Source, arguments, float, rows_and_columns,
 };
 
-/// Operands and targets of a gated activation's backward.
 pub(crate) struct GatedOperands {
     /// Gate, up, and their gradients.
     pub blocks: [DeviceBlock; 4],

@@ -119,7 +119,6 @@ struct ModuleArgument {
     unused: i32,
 }
 
-/// The adapters of a group, as the kernels read them.
 #[repr(C)]
 #[derive(Clone, Copy, Default, NoUninit)]
 pub(super) struct ModulesArgument {

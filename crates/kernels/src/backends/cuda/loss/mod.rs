@@ -118,7 +118,6 @@ impl HeadGradient {
     }
 }
 
-/// State that all chunks share.
 struct Pass<'a> {
     device: &'a Device,
     hidden: MatrixView,

@@ -197,7 +197,6 @@ impl HostCopies {
         Durations(self.waits.take())
     }
 
-    /// Returns the bytes of unused pinned buffers.
     pub(crate) fn waiting_bytes(&self) -> u64 {
         self.free.bytes()
     }
@@ -270,7 +269,6 @@ impl HostCopies {
         Ok(copy)
     }
 
-    /// Records the events around a wait for a restored tensor.
     pub(crate) fn waited(&self, [start, end]: [Event; 2]) {
         let mut waits = self.waits.borrow_mut();
         waits.push((start.into(), end.into()));

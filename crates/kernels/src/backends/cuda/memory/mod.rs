@@ -2,7 +2,6 @@
 //!
 //! An upload's buffer returns to the pool when its copy is done. Offloading to pinned host memory, prefetching and
 //! restoring are operations of a section; `host_copies.rs` describes the streams and their order.
-//! Trade-off: a tensor that was not prefetched is waited for in full.
 
 pub(super) mod host_copies;
 mod pinned;
@@ -119,7 +118,6 @@ pub(in crate::backends) fn stay_near(local_rank: usize) -> Option<String> {
 }
 
 impl Device {
-    /// Puts matrices below each other.
     fn join_rows(&self, parts: Vec<Tensor<Cuda, 2>>) -> MatrixView {
         let parts: Vec<MatrixView> = parts.into_iter().map(|part| self.matrix(part)).collect();
         let joined = self.empty_matrix(parts.iter().map(|part| part.rows).sum(), parts[0].width, parts[0].dtype);

@@ -39,7 +39,6 @@ pub(crate) struct GatedAdapters {
     adapters: Adapters,
 }
 
-/// Values of the gate/up group that the backward needs.
 struct OfGateUp {
     low: MatrixView,
     adapters: Adapters,
@@ -120,7 +119,6 @@ impl Device {
         GatedFactors { both, d_a, of_gate_up }
     }
 
-    /// Runs [`Self::gated_backward_low_rank`] over some tokens.
     fn launch_gated_backward(
         &self,
         kernel: &LowRankKernel,
@@ -171,7 +169,6 @@ impl Device {
     }
 }
 
-/// Returns the adapter that read the gated activation.
 fn down_adapter(gradient: &LowRankGradient, d_a: &MatrixView) -> AdapterArgument {
     AdapterArgument {
         low: gradient.d_low.address,

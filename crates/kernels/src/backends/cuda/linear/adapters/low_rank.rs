@@ -45,7 +45,6 @@ pub(crate) struct AdapterArgument {
     pub scale: f32,
 }
 
-/// The adapters of a pass, as the kernels read them.
 #[repr(C)]
 #[derive(Clone, Copy, Default, NoUninit)]
 pub(crate) struct AdaptersArgument {
@@ -136,7 +135,6 @@ impl AdaptersArgument {
         self.of[..self.count as usize].iter().map(|adapter| adapter.rank as usize).sum()
     }
 
-    /// Returns the blocks along the columns of all adapters.
     pub(crate) fn chunks(&self) -> usize {
         self.chunks as usize
     }
@@ -247,7 +245,6 @@ impl Device {
 }
 
 impl LowRankKernel {
-    /// Describes the launch of a pass over values of this format.
     pub(crate) fn launch(&self, name: &'static str, dtype: DType, sums: &Sums, bytes: usize) -> Launch {
         let shared_bytes = self.pass.block_bytes(self.tile, self.stages) as u32;
         let shape = LaunchShape { shared_bytes, ..grid_of([sums.chunks, sums.parts, 1], 32 * LOW_RANK_WARPS as u32) };

@@ -292,7 +292,6 @@ impl Device {
         copy
     }
 
-    /// Returns scratch memory for low-rank intermediates.
     fn low_rank_block(&self, slot: ScratchSlot, [rows, ranks]: [usize; 2], dtype: DType) -> DeviceBlock {
         let address = self.scratch.take(slot, rows * ranks * dtype.size());
         DeviceBlock::dense(address, [rows, ranks], dtype)
@@ -300,7 +299,6 @@ impl Device {
 }
 
 impl LowRankGradient {
-    /// Returns whether `dB` of each adapter is available.
     pub(super) fn has_b_gradients(&self) -> bool {
         self.d_b.is_some()
     }

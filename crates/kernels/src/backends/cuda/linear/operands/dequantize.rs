@@ -125,7 +125,8 @@ impl Device {
             && [out.address, a_out, a].iter().all(|address| address.is_multiple_of(16));
         let shape = write_out_shape(rows + a_rows, if wide { inputs.div_ceil(8) } else { inputs }, count);
         let bytes = count * out.bytes() + bytes;
-        let launch = Source::WriteOut.launch(out.dtype, kernels_of(weight).write_out, shape, bytes);
+        let [write_out, ..] = kernels_of(weight);
+        let launch = Source::WriteOut.launch(out.dtype, write_out, shape, bytes);
         let arguments = arguments! {
             from =>
             a_out: address(a_out), a: address(a), b: address(b),

@@ -4,7 +4,6 @@
 //! per direction; the same launches write their adapters around them (`adapters`). Dense weights with adapters are
 //! copied for the same reason. The destination is scratch memory, written once per pass, or separate memory that is
 //! kept from step to step (`memory/planned.rs`), where only the adapters are written again, once per step.
-//! Trade-off: the scratch memory of the largest group, and the copy.
 
 pub(super) mod dequantize;
 pub(crate) mod fp8;
@@ -176,7 +175,6 @@ impl Device {
         Some(weight)
     }
 
-    /// Writes the adapters of a group next to its weights, which must already be written.
     fn write_adapters(&self, group: &Group<Cuda>, to: &GroupWeight) {
         let (modules, _held) = self.modules_argument(group);
         let bytes = modules.bytes(to.in_features);
@@ -230,7 +228,6 @@ impl Device {
         GroupSources { weights, adapters: factors.flat_map(|values| self.source(&float(values.clone()))).collect() }
     }
 
-    /// Returns one base weight without its adapter.
     pub(crate) fn base_weight(&self, weight: &Weight<Cuda>, dtype: DType) -> ReadyWeight {
         let [rows, columns] = weight.shape();
         let slot = ScratchSlot::Weights([rows, columns]);

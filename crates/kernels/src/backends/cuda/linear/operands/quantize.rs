@@ -11,25 +11,16 @@ use crate::backends::cuda::engine::{
 use crate::weights::reference::scales_by;
 use crate::{BlockScales, HostBuffer, QuantizedWeight, Weight};
 
-pub(super) struct WeightKernels {
-    /// Kernel of `write_out.cu`.
-    pub write_out: &'static str,
-    /// Kernel of `fp8.cu` that writes rows.
-    pub fp8_rows: &'static str,
-    /// Kernel of `fp8.cu` that writes columns.
-    pub fp8_columns: &'static str,
-}
-
-pub(super) fn kernels_of(weight: &Weight<Cuda>) -> WeightKernels {
-    let [write_out, fp8_rows, fp8_columns] = match weight {
+/// Returns the kernels that read a weight: that of `write_out.cu`, and those of `fp8.cu` for rows and for columns.
+pub(super) fn kernels_of(weight: &Weight<Cuda>) -> [&'static str; 3] {
+    match weight {
         Weight::Quantized(weight) => names_of(weight.format),
         Weight::Dense(values) => match values.dtype() {
             DType::BF16 => ["dense_write_out_bf16", "bf16_weight_rows", "bf16_weight_columns"],
             DType::F16 => ["dense_write_out_f16", "f16_weight_rows", "f16_weight_columns"],
             _ => ["dense_write_out_f32", "f32_weight_rows", "f32_weight_columns"],
         },
-    };
-    WeightKernels { write_out, fp8_rows, fp8_columns }
+    }
 }
 
 /// Returns the line of `QUANTIZED_FORMATS` in `weight_values.cu`.
@@ -57,7 +48,6 @@ fn of_source(values: &MatrixView, [bf16, f16, f32]: [&'static str; 3]) -> &'stat
 }
 
 impl Device {
-    /// Uploads codes and scales from the host, in the layout of [`Device::quantize`].
     pub(super) fn upload_codes(
         &self,
         codes: HostBuffer,

@@ -30,7 +30,6 @@ pub(crate) struct Codes {
     pub scales: u64,
 }
 
-/// Layout of an operand's rows in codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowLayout {
     /// Leading columns for low-rank values.

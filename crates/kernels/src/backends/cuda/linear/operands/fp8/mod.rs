@@ -18,8 +18,6 @@
 //! the matrix units, or of 32 without adapters and for the kernel of experts. Rows of activations and gradients are quantized by the operation that
 //! writes them (`rows.rs`). A stack has the codes, scales and balances of its experts one after the other, each written by one launch for all
 //! experts, and `moe/grouped.rs` multiplies them.
-//!
-//! Trade-off: weights that are not kept in codes are converted again in every pass.
 
 pub(crate) mod codes;
 pub(crate) mod rows;
@@ -178,7 +176,6 @@ impl Device {
         })
     }
 
-    /// Returns the address of the row scales of a group's weight.
     fn fp8_row_scales(&self, group: &Routed<'_>, weights: Vec<u64>, dtype: DType) -> u64 {
         match self.known_row_scales(group, weights) {
             Some((address, true)) => address,
@@ -327,7 +324,6 @@ impl Device {
         unsafe { self.launch(plain("columns_a", shape, weight.count * values), &arguments) };
     }
 
-    /// Converts one weight to codes, in its rows of the group's weight.
     fn weight_rows(&self, weight: &Weight<Cuda>, rows: &Range<usize>, to: &Fp8Weight, is_known: bool) {
         let [_, inputs] = weight.shape();
         let block = to.codes.block.rows(rows.start, rows.len()).columns(to.lead, inputs);
@@ -339,7 +335,8 @@ impl Device {
         let (arguments, _held, bytes) = self.stored(weight, arguments);
         let mut shape = grid(rows.len(), 256);
         shape.grid[2] = to.count as u32;
-        let launch = plain(kernels_of(weight).fp8_rows, shape, to.count * rows.len() * inputs + bytes);
+        let [_, fp8_rows, _] = kernels_of(weight);
+        let launch = plain(fp8_rows, shape, to.count * rows.len() * inputs + bytes);
         // SAFETY: `block` has these rows at its stride and a scale for each, of each expert; what is read is a weight of this shape.
         unsafe { self.launch(launch, &arguments) };
     }
@@ -354,7 +351,8 @@ impl Device {
         };
         let (arguments, _held, bytes) = self.stored(weight, arguments);
         let tiles = grid_of([inputs.div_ceil(128), outputs.div_ceil(128), to.count], 256);
-        let launch = plain(kernels_of(weight).fp8_columns, tiles, to.count * outputs * inputs + bytes);
+        let [.., fp8_columns] = kernels_of(weight);
+        let launch = plain(fp8_columns, tiles, to.count * outputs * inputs + bytes);
         // SAFETY: `block` has a row for each input feature and a column for each output feature, which has a scale, of each expert.
         unsafe { self.launch(launch, &arguments) };
     }

@@ -25,9 +25,7 @@ use crate::backends::cuda::engine::{
 };
 use crate::backends::cuda::linear::gated::gate_and_up;
 
-/// Values of a row in the registers of each thread.
 const KEPT_VALUES: usize = 32;
-/// Widest row that a norm keeps in registers.
 const WIDEST_NORM: usize = 8192;
 /// Widest row that a gated activation keeps in registers: 512 threads.
 const WIDEST_GATED: usize = 512 * KEPT_VALUES;
@@ -58,7 +56,6 @@ pub fn block_scales(scales_n: Tensor<Cuda, 1>, width: usize) -> Vec<u8> {
     bytemuck::cast_slice(&blocks.into_data().to_vec::<f32>().expect("it was made in f32")).to_vec()
 }
 
-/// Destination of codes, as a kernel reads it.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 struct RowsOfCodes {
@@ -284,7 +281,6 @@ impl Device {
     }
 }
 
-/// Returns the number of threads that keep a row in registers.
 fn threads(width: usize, most: usize) -> u32 {
     width.div_ceil(KEPT_VALUES).next_multiple_of(32).clamp(64, most) as u32
 }
