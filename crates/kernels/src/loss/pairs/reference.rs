@@ -8,6 +8,7 @@ use burn_tensor::activation::{log_sigmoid, sigmoid};
 use burn_tensor::{DType, Int, Tensor, backend::Backend};
 
 use super::{PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
+use crate::dtype::weighted;
 
 /// Below this distance from 0, `1 - exp(x)` is computed by its series.
 const SERIES_BELOW: f64 = 0.05;
@@ -17,10 +18,7 @@ const LEAST: f64 = f32::EPSILON as f64;
 /// Implements [`super::super::LossOps::document_sums`].
 pub fn document_sums<B: Backend>(values_m: Tensor<B, 1>, targets: &PairTargets<B>, of_answers: bool) -> Tensor<B, 1> {
     let (documents, device) = (2 * targets.pairs, values_m.device());
-    let values_m = match targets.answers_m.clone().filter(|_| of_answers) {
-        Some(answers_m) => values_m.mul(answers_m),
-        None => values_m,
-    };
+    let values_m = weighted(values_m, targets.answers_m.clone().filter(|_| of_answers));
     let shape = [documents, targets.count];
     let number_km = Tensor::<B, 1, Int>::arange(0..documents as i64, &device).reshape([documents, 1]).expand(shape);
     let document_km = targets.documents_m.clone().reshape([1, targets.count]).expand(shape);
@@ -147,17 +145,10 @@ fn target_weights<B: Backend>(
         let values = Tensor::stack::<2>(vec![chosen, rejected], 1).reshape([2 * pairs]);
         values.select(0, targets.documents_m.clone())
     };
-    let of_answers = of_document(chosen.neg(), rejected.neg());
-    let of_answers = match targets.answers_m.clone() {
-        Some(answers_m) => of_answers.mul(answers_m),
-        None => of_answers,
-    };
+    let of_answers = weighted(of_document(chosen.neg(), rejected.neg()), targets.answers_m.clone());
     let nll = Tensor::full([pairs], weights.nll_factor, (&device, DType::F32));
     let sum = of_answers.add(of_document(nll.clone(), nll.zeros_like()));
-    match weights.factor {
-        Some(factor) => sum.mul(factor),
-        None => sum,
-    }
+    weighted(sum, weights.factor)
 }
 
 #[cfg(all(test, feature = "flex"))]
