@@ -114,7 +114,6 @@ impl ModelConfig {
         }
     }
 
-    /// Returns whether one of them is new.
     fn note_eos_token_ids(&mut self, ids: impl IntoIterator<Item = u32>) -> bool {
         let known = self.eos_token_ids.len();
         for id in ids {
@@ -178,7 +177,7 @@ impl ModelConfig {
 
     /// Changes a key of the text model, and of the wrapper where that has it too.
     fn set(&mut self, key: &str, value: Value) {
-        let mut map = parse_object(&self.text, Path::new(CONFIG_FILE)).expect("the text was parsed before");
+        let mut map = self.map();
         // Versions of transformers differ in where they look for this one.
         let is_above = self.wrapper.is_some() && (map.contains_key(key) || key == TIE_WORD_EMBEDDINGS);
         if is_above {
@@ -186,6 +185,10 @@ impl ModelConfig {
         }
         self.text_settings(&mut map).insert(key.to_owned(), value);
         self.text = to_string_pretty(&map) + "\n";
+    }
+
+    fn map(&self) -> Map<String, Value> {
+        parse_object(&self.text, Path::new(CONFIG_FILE)).expect("the text was parsed before")
     }
 
     /// Returns the settings of the text model among the keys of the file.
@@ -237,16 +240,13 @@ impl ModelConfig {
 
     /// Returns what `config.json` says about quantized weights, if they are.
     pub fn quantization_config(&self) -> Option<Value> {
-        parse_object(&self.text, Path::new(CONFIG_FILE))
-            .expect("the text was parsed before")
-            .shift_remove(QUANTIZATION_CONFIG)
+        self.map().shift_remove(QUANTIZATION_CONFIG)
     }
 
     /// Returns the text of a `config.json` for weights saved as `dtype` ("float32", "bfloat16") and quantized as `quantization` describes. The text
     /// is the original unless one of these changes it.
     pub fn text_with(&self, dtype: &str, quantization: Option<Value>) -> String {
-        // `text` parsed as an object when `self` was built, and an object always prints.
-        let mut map = parse_object(&self.text, Path::new(CONFIG_FILE)).expect("the text was parsed before");
+        let mut map = self.map();
         if self.dtype.as_deref() == Some(dtype) && quantization.is_none() && !map.contains_key(QUANTIZATION_CONFIG) {
             return self.text.clone();
         }

@@ -1,6 +1,4 @@
 //! Names of the files in a model folder or an adapter folder, as transformers and PEFT write them.
-//!
-//! Trade-off: names only; the contents are described where they are read.
 
 /// The model's settings: [`crate::ModelConfig`].
 pub const CONFIG_FILE: &str = "config.json";

@@ -97,7 +97,6 @@ pub struct LoraConfig {
     pub alpha_pattern: ByPattern<f64>,
 }
 
-/// A number, or a list of them.
 fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<usize>>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -174,7 +173,6 @@ pub fn text_name_in_adapter(name: &str) -> String {
     name.strip_prefix(PREFIX).map_or_else(|| name.to_owned(), |inner| format!("{PREFIX}{}", text_name(inner)))
 }
 
-/// The path of the module that a tensor belongs to.
 fn module_of(tensor: &str) -> &str {
     tensor.strip_suffix(".weight").or(tensor.strip_suffix(".bias")).unwrap_or(tensor)
 }

@@ -147,7 +147,6 @@ pub(crate) fn is_expert_parameter(path: &str) -> bool {
     path.rsplit_once(".experts.").is_some_and(|(_, rest)| !rest.starts_with(|first: char| first.is_ascii_digit()))
 }
 
-/// Returns whether a path is `end`, or ends in a dot and `end`.
 pub(crate) fn path_ends_in(path: &str, end: &str) -> bool {
     path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }

@@ -83,7 +83,6 @@ pub(crate) fn layer_of(path: &str) -> Option<usize> {
     path.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }
 
-/// Returns whether the module at a path belongs to an expert.
 pub(crate) fn is_expert(path: &str) -> bool {
     path.contains(".experts.")
 }

@@ -28,13 +28,8 @@ impl TokenIndices {
     pub fn of(&self, table: &str) -> &[usize] {
         let path = table.strip_suffix(".weight").unwrap_or(table);
         match self {
-            Self::Embedding(ids) => {
-                if table == EMBEDDING {
-                    ids
-                } else {
-                    &[]
-                }
-            }
+            Self::Embedding(ids) if table == EMBEDDING => ids,
+            Self::Embedding(_) => &[],
             Self::ByModule(modules) => {
                 let named = modules.iter().find(|(name, _)| path.ends_with(name.as_str()));
                 named.map_or(&[], |(_, ids)| ids)

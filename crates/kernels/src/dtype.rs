@@ -1,6 +1,4 @@
-//! Casts that cost nothing if the dtype is already right.
-//!
-//! Trade-off: casts are separate passes; a backend that fuses them does not call these.
+//! Steps that cost nothing where there is nothing to do: casts to a dtype that is there, absent factors, no soft cap.
 
 use burn_tensor::{DType, FloatDType, Tensor, backend::Backend};
 
@@ -12,4 +10,23 @@ pub(crate) fn to_f32<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor
 /// Casts to `dtype`.
 pub(crate) fn to_dtype<B: Backend, const D: usize>(tensor: Tensor<B, D>, dtype: DType) -> Tensor<B, D> {
     if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
+}
+
+/// Multiplies values by their weights, if there are any.
+pub(crate) fn weighted<B: Backend, const D: usize>(
+    values: Tensor<B, D>,
+    weights: Option<Tensor<B, D>>,
+) -> Tensor<B, D> {
+    match weights {
+        Some(weights) => values.mul(weights),
+        None => values,
+    }
+}
+
+/// Computes `cap * tanh(logits / cap)`, or returns the logits if there is no cap.
+pub fn capped<B: Backend, const D: usize>(logits: Tensor<B, D>, soft_cap: Option<f64>) -> Tensor<B, D> {
+    match soft_cap {
+        Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
+        None => logits,
+    }
 }

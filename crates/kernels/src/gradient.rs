@@ -2,9 +2,9 @@
 //!
 //! Values are stored flat, so that the code that updates, reduces or saves parameters is written once for every shape. A [`GradientSink`] is passed
 //! down the backward: a map keeps everything until the step; other sinks reduce over ranks, check for non-finite values, or update on the spot.
-//! Trade-off: gradients and trained parameters are f32, whatever the compute dtype.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use burn_tensor::{DType, Tensor, TensorData, backend::Backend};
@@ -135,7 +135,7 @@ impl Contributions {
     }
 }
 
-/// Gradients by parameter name, flat and in f32, summed over everything that was added.
+/// Gradients by parameter name, flat and in f32, summed over everything that was added; in an order that is the same on every rank.
 #[derive(Clone, Debug)]
 pub struct GradientMap<B: Backend> {
     by_name: BTreeMap<Arc<str>, Tensor<B, 1>>,
@@ -171,35 +171,17 @@ impl<B: Kernels> GradientSink<B> for GradientMap<B> {
     }
 }
 
-impl<B: Kernels> GradientMap<B> {
-    /// Returns the gradient of a parameter, if anything was added.
-    pub fn get(&self, name: &str) -> Option<&Tensor<B, 1>> {
-        self.by_name.get(name)
-    }
+impl<B: Backend> Deref for GradientMap<B> {
+    type Target = BTreeMap<Arc<str>, Tensor<B, 1>>;
 
-    /// Removes and returns the gradient of a parameter.
-    pub fn remove(&mut self, name: &str) -> Option<Tensor<B, 1>> {
-        self.by_name.remove(name)
+    fn deref(&self) -> &Self::Target {
+        &self.by_name
     }
+}
 
-    /// Inserts a finished gradient.
-    pub fn insert(&mut self, name: Arc<str>, gradient: Tensor<B, 1>) {
-        self.by_name.insert(name, gradient);
-    }
-
-    /// Iterates over gradients in name order, which is the same on every rank.
-    pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Tensor<B, 1>)> {
-        self.by_name.iter()
-    }
-
-    /// Returns the number of parameters with a gradient.
-    pub fn len(&self) -> usize {
-        self.by_name.len()
-    }
-
-    /// Returns whether nothing was added yet.
-    pub fn is_empty(&self) -> bool {
-        self.by_name.is_empty()
+impl<B: Backend> DerefMut for GradientMap<B> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.by_name
     }
 }
 
@@ -245,7 +227,7 @@ mod tests {
         let tied = sum(&[0, 10, 1, 11, 2, 12], 6).unwrap();
         assert_close(gradients.get("tied").unwrap().clone(), tied, 1e-6);
         assert_close(gradients.get("plain").unwrap().clone(), sum(&[20, 21, 22], 4).unwrap(), 1e-6);
-        let names: Vec<_> = gradients.iter().map(|(name, _)| name.to_string()).collect();
+        let names: Vec<_> = gradients.keys().map(|name| name.to_string()).collect();
         assert_eq!((names, gradients.len()), (vec!["plain".to_owned(), "tied".to_owned()], 2));
         assert!(gradients.remove("tied").is_some() && gradients.get("tied").is_none() && !gradients.is_empty());
     }

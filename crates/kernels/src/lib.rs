@@ -47,7 +47,7 @@ pub use optimizer::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, R
 pub use payload::{Exchange, Loan, Payload, PayloadLayout};
 pub use session::{DeviceTime, GemmAlgorithms, Hint, RunShape, Session};
 pub use weights::{
-    BaseStorage, BlockScales, MatrixScales, QuantizedWeight, Scales, Storage, Weight, WeightOps, evenly, matrix_scales,
+    BaseStorage, BlockScales, MatrixScales, QuantizedWeight, Storage, Weight, WeightOps, evenly, matrix_scales,
     padded_codes,
 };
 

@@ -2,7 +2,6 @@
 //!
 //! Separate calls start and finish an exchange, so that a backend with a side stream computes in between. Codes of
 //! quantized weights are sent as codes.
-//! Trade-off: a list of tensors is one exchange, finished as a whole.
 
 use burn_tensor::{DType, Int, IntDType, Tensor, TensorData, backend::Backend};
 
@@ -69,7 +68,6 @@ impl<B: Backend> Payload<B> {
         }
     }
 
-    /// Restores the payload from [`Payload::to_bytes`].
     pub(crate) fn from_bytes(bytes: &[u8], layout: PayloadLayout, device: &B::Device) -> Self {
         let PayloadLayout { is_codes, dtype, elements } = layout;
         let data = TensorData::from_bytes_vec(bytes.to_vec(), [elements], dtype);
@@ -106,7 +104,6 @@ impl<B: Backend, const D: usize> Payload<B, D> {
 }
 
 impl PayloadLayout {
-    /// Returns the bytes of all elements.
     pub(crate) fn bytes(&self) -> usize {
         self.elements * self.dtype.size()
     }
@@ -120,7 +117,6 @@ impl<B: Backend> Loan<B> {
 }
 
 impl<B: Backend> Exchange<B> {
-    /// Returns a finished exchange.
     pub(crate) fn done(payloads: Vec<Payload<B>>) -> Self {
         Self { payloads, wait: None }
     }

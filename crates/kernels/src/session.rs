@@ -1,6 +1,4 @@
 //! The protocol between a run and its backend: how the run will use the device, what the next pass brings, and in which order device work runs.
-//!
-//! Trade-off: only CUDA prepares anything or has an order of its own; the other backends inherit bodies that do nothing.
 
 use burn_tensor::{DType, backend::Backend};
 use firebrick_arch::AttentionSpec;

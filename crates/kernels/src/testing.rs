@@ -1,6 +1,4 @@
 //! Shared helpers of the reference bodies' tests: seeded tensors, closeness, and Burn's autodiff to compare backwards with.
-//!
-//! Trade-off: everything runs on burn-flex in f32, where autodiff is available without further dependencies.
 
 use burn_autodiff::Autodiff;
 use burn_flex::Flex;
@@ -9,28 +7,15 @@ use burn_tensor::{Tensor, TensorData, backend::Backend};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::{
-    AttentionOps, ConvOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps,
-    Session, WeightOps,
-};
-
 /// The backend under test.
 pub(crate) type Plain = Flex;
 /// The same backend under autodiff: gradients by decomposition into Burn's own operations.
 pub(crate) type Recorded = Autodiff<Flex>;
 
-impl Session for Recorded {}
-impl MemoryOps for Recorded {}
-impl WeightOps for Recorded {}
-impl NormOps for Recorded {}
-impl LinearOps for Recorded {}
-impl AttentionOps for Recorded {}
-impl MoeOps for Recorded {}
-impl ConvOps for Recorded {}
-impl EmbeddingOps for Recorded {}
-impl LossOps for Recorded {}
-impl OptimizerOps for Recorded {}
-impl Kernels for Recorded {}
+crate::backends::by_default! {
+    Recorded: Session, MemoryOps, WeightOps, NormOps, LinearOps, AttentionOps, MoeOps, ConvOps, EmbeddingOps, LossOps,
+    OptimizerOps, Kernels,
+}
 
 /// Returns uniform numbers in `-1..1`, the same on every run.
 pub(crate) fn random<B: Backend, const D: usize>(seed: u64, shape: [usize; D]) -> Tensor<B, D> {

@@ -9,8 +9,6 @@
 mod adamw_8bit;
 mod alone;
 mod card;
-mod fp8;
-mod half;
 
 use std::process::Command;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
@@ -30,11 +28,9 @@ use firebrick_kernels::{
     Kernels, LinearOps, LossOps, LossTargets, MemoryOps, Module, NormOps, NormWeight, OptimizerOps, Payload, Prologue,
     Qkv, RunShape, SelfTest, Session, Weight, WeightGradient,
 };
-use firebrick_precision::difference::is_within;
+use firebrick_precision::difference::{is_within, relative_difference};
 
-use card::Device;
-use fp8::has_fp8;
-use half::{half, halves};
+use card::{Device, half, halves, has_fp8};
 
 /// Held shared by every test, and exclusively by those of [`alone`].
 static USERS: RwLock<()> = RwLock::new(());
@@ -48,7 +44,6 @@ fn assert_case(case: &Case, device: &Device) {
     assert_right(case, every_operation::<Cuda>(case, device));
 }
 
-/// Compares attention alone, for tests of what only that depends on.
 fn assert_attention(case: &Case, device: &Device) {
     assert_right(case, every_attention::<Cuda>(case, device));
 }
@@ -101,7 +96,6 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
     ]
 }
 
-/// Returns cases of all operations.
 fn cases(dtype: DType) -> Vec<Case> {
     let small = |head_dim| Case::small(dtype, head_dim);
     let widths = vec![
@@ -241,25 +235,42 @@ fn values(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|index| (((index * 7919 + seed * 104_729) % 257) as f32 - 128.0) / 64.0).collect()
 }
 
-/// Returns the inputs of one layer's attention, and the gradient of its output.
-fn layer<B: Backend>(tokens: usize, seed: usize, dtype: DType, device: &B::Device) -> (Qkv<B>, Tensor<B, 2>) {
-    let matrix = |width: usize, part: usize| {
-        let flat = Tensor::<B, 1>::from_floats(values(tokens * width, 4 * seed + part).as_slice(), device);
-        flat.reshape([tokens, width]).cast(dtype)
-    };
-    (Qkv { q: matrix(256, 0), k: matrix(128, 1), v: matrix(128, 2) }, matrix(256, 3))
+/// Returns queries, keys and values of heads as `spec` has them, and a gradient of the output.
+fn layer_values(tokens: usize, seed: usize) -> [Vec<f32>; 4] {
+    [(256, 0), (128, 1), (128, 2), (256, 3)].map(|(width, part)| values(tokens * width, 4 * seed + part))
 }
 
-/// Computes the gradients of two layers, both forwards before both backwards, as in a training step.
-fn two_layers<B: Kernels>(boundaries: &[u32], dtype: DType, device: &B::Device) -> Vec<Vec<f32>> {
+/// Uploads the inputs of one layer's attention, and the gradient of its output, rounded to what every format represents.
+fn layer<B: Backend>(
+    inputs: &[Vec<f32>; 4],
+    tokens: usize,
+    dtype: DType,
+    device: &B::Device,
+) -> (Qkv<B>, Tensor<B, 2>) {
+    let [q, k, v, d_o] = inputs.each_ref().map(|values| {
+        // The upper half of the bits.
+        let rounded: Vec<f32> = values.iter().map(|value| f32::from_bits(value.to_bits() & 0xffff_0000)).collect();
+        let flat = Tensor::<B, 1>::from_floats(rounded.as_slice(), device);
+        flat.reshape([tokens, values.len() / tokens]).cast(dtype)
+    });
+    (Qkv { q, k, v }, d_o)
+}
+
+/// Computes the gradients of layers, all forwards before all backwards, as in a training step.
+fn attention_gradients<B: Kernels>(
+    layers: &[[Vec<f32>; 4]],
+    boundaries: &[u32],
+    spec: &AttentionSpec,
+    dtype: DType,
+    device: &B::Device,
+) -> Vec<Vec<f32>> {
     let documents = Documents::<B>::new(boundaries, device);
-    let layers = [0, 1].map(|seed| layer::<B>(documents.tokens(), seed, dtype, device));
+    let layers: Vec<_> = layers.iter().map(|layer| self::layer(layer, documents.tokens(), dtype, device)).collect();
     let gradients = B::section(device, || {
-        let outputs = layers.each_ref().map(|(qkv, _)| B::packed_attention(qkv, None, &spec(), &documents));
-        let pairs: Vec<_> = layers.into_iter().zip(outputs).collect();
-        let backward =
-            |((qkv, d_o), output)| B::packed_attention_backward(qkv, None, &spec(), output, d_o, &documents).0;
-        pairs.into_iter().map(backward).collect::<Vec<_>>()
+        let forward = |(qkv, d_o)| (B::packed_attention(&qkv, None, spec, &documents), qkv, d_o);
+        let forwards: Vec<_> = layers.into_iter().map(forward).collect();
+        let backward = |(output, qkv, d_o)| B::packed_attention_backward(qkv, None, spec, output, d_o, &documents).0;
+        forwards.into_iter().map(backward).collect::<Vec<_>>()
     });
     let host = |tensor: Tensor<B, 2>| tensor.cast(DType::F32).into_data().to_vec::<f32>().expect("f32");
     gradients.into_iter().flat_map(|gradient| [gradient.q, gradient.k, gradient.v]).map(host).collect()
@@ -272,15 +283,15 @@ fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
     // Short documents of several lengths go to cuDNN, too.
     let limits = limit_cudnn(&device, CudnnLimits { min_mean_tokens: 0, ..CudnnLimits::default() });
     for boundaries in [vec![0, 64, 128, 192], vec![0, 40, 41, 200, 230]] {
-        let expected = two_layers::<Flex>(&boundaries, DType::F32, &Default::default());
+        let tokens = *boundaries.last().expect("boundaries") as usize;
+        let layers = [0, 1].map(|seed| layer_values(tokens, seed));
+        let expected = attention_gradients::<Flex>(&layers, &boundaries, &spec(), DType::F32, &Default::default());
         for (forward, backward) in [(false, false), (true, false), (false, true), (true, true)] {
             refuse_cudnn(&device, forward, backward);
-            let got = two_layers::<Cuda>(&boundaries, half(&device), &device);
+            let got = attention_gradients::<Cuda>(&layers, &boundaries, &spec(), half(&device), &device);
             refuse_cudnn(&device, false, false);
             for (part, (got, expected)) in got.iter().zip(&expected).enumerate() {
-                let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
-                let apart = square(&mut got.iter().zip(expected).map(|(g, e)| g - e));
-                let error = (apart / square(&mut expected.iter().copied())).sqrt();
+                let error = relative_difference(got, expected, 0.0);
                 let refused = format!("forward refused: {forward}, backward refused: {backward}");
                 assert!(error < 5e-2, "{boundaries:?}, {refused}, gradient {part}: relative error {error:.2e}");
             }
@@ -293,13 +304,10 @@ fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
 fn the_self_test_passes() {
     let Some((device, _shared)) = device() else { return };
     for dtype in [half(&device), DType::F32] {
-        for gemms in [GemmFormat::Compute, GemmFormat::Fp8] {
-            let multiplies = gemms == GemmFormat::Compute || (dtype == DType::BF16 && has_fp8(&device).is_ok());
-            if multiplies {
-                let test = SelfTest { dtype, gemms, head_dim: 128, has_experts: true };
-                let tested = BackendKind::Cuda.self_test(0, test);
-                tested.expect("CUDA has a self-test").expect("a working device");
-            }
+        let multiplies = dtype == DType::BF16 && has_fp8(&device).is_ok();
+        for gemms in [Some(GemmFormat::Compute), multiplies.then_some(GemmFormat::Fp8)].into_iter().flatten() {
+            let test = SelfTest { dtype, gemms, head_dim: 128, has_experts: true };
+            BackendKind::Cuda.self_test(0, test).expect("CUDA has a self-test").expect("a working device");
         }
     }
 }
@@ -581,39 +589,20 @@ fn gradients_are_finite_and_right_where_all_scores_are_very_low() {
             let noise = values(tokens * heads * head_dim, seed).into_iter().map(|noise| noise / 4.0);
             noise.enumerate().map(|(index, noise)| if index % head_dim == 0 { side } else { noise }).collect()
         };
-        let inputs = [towards(4, side, 1), towards(2, -side, 2), values(tokens * 256, 3), values(tokens * 512, 4)];
-        let expected = attention_gradients::<Flex>(&inputs, &boundaries, &spec, DType::F32, &Default::default());
-        let found = attention_gradients::<Cuda>(&inputs, &boundaries, &spec, half(&device), &device);
+        let layer = [towards(4, side, 1), towards(2, -side, 2), values(tokens * 256, 3), values(tokens * 512, 4)];
+        let layers = [layer];
+        let expected = attention_gradients::<Flex>(&layers, &boundaries, &spec, DType::F32, &Default::default());
+        let found = attention_gradients::<Cuda>(&layers, &boundaries, &spec, half(&device), &device);
         for (part, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert!(found.iter().all(|value| value.is_finite()), "{boundaries:?}, gradient {part} is not finite");
             // In the first values, large terms cancel.
-            let pairs = || found.iter().zip(expected).enumerate().filter(|(index, _)| index % head_dim != 0);
-            let apart: f64 = pairs().map(|(_, (found, expected))| f64::from(found - expected).powi(2)).sum();
-            let error = (apart / pairs().map(|(_, (_, expected))| f64::from(*expected).powi(2)).sum::<f64>()).sqrt();
+            let others = |values: &[f32]| -> Vec<f32> {
+                values.chunks(head_dim).flat_map(|head| head[1..].iter().copied()).collect()
+            };
+            let error = relative_difference(&others(found), &others(expected), 0.0);
             assert!(error < 5e-2, "{boundaries:?}, gradient {part}: relative error {error:.2e}");
         }
     }
-}
-
-/// Computes the gradients of queries, keys and values in this format, from values that it may round.
-fn attention_gradients<B: Kernels>(
-    [q, k, v, d_o]: &[Vec<f32>; 4],
-    boundaries: &[u32],
-    spec: &AttentionSpec,
-    dtype: DType,
-    device: &B::Device,
-) -> Vec<Vec<f32>> {
-    let documents = Documents::<B>::new(boundaries, device);
-    let matrix = |values: &Vec<f32>| {
-        // Values that every format represents: the upper half of the bits.
-        let rounded: Vec<f32> = values.iter().map(|value| f32::from_bits(value.to_bits() & 0xffff_0000)).collect();
-        let flat = Tensor::<B, 1>::from_floats(rounded.as_slice(), device);
-        flat.reshape([documents.tokens(), values.len() / documents.tokens()]).cast(dtype)
-    };
-    let qkv = Qkv { q: matrix(q), k: matrix(k), v: matrix(v) };
-    let output = B::packed_attention(&qkv, None, spec, &documents);
-    let Qkv { q, k, v } = B::packed_attention_backward(qkv, None, spec, output, matrix(d_o), &documents).0;
-    [q, k, v].map(|gradient| gradient.cast(DType::F32).into_data().to_vec().expect("f32")).into()
 }
 
 /// Exact resuming requires the same bits every time.

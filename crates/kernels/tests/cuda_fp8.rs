@@ -3,8 +3,8 @@
 //! Trade-off: random inputs; one column 50 times larger than the others represents the outliers of trained models.
 #![cfg(feature = "cuda")]
 
+#[allow(dead_code, reason = "each program compiles all of a module of which it needs a part")]
 mod card;
-mod fp8;
 mod noise;
 
 use std::cell::RefCell;
@@ -20,8 +20,7 @@ use firebrick_kernels::{
 use firebrick_precision::QuantFormat;
 use firebrick_precision::difference::is_within;
 
-use card::Device;
-use fp8::has_fp8;
+use card::{Device, has_fp8};
 use noise::{host, slope_and_noise};
 
 type Matrix = Tensor<Cuda, 2>;
@@ -57,12 +56,13 @@ fn in_every_way(device: &Device, run: impl Fn(RowScaling)) {
     run(default_scaling);
 }
 
-/// Inputs of a tested operation, on the host.
+#[derive(Clone)]
 struct Inputs {
     x: TensorData,
     dy: TensorData,
     weight: TensorData,
-    pairs: Vec<(usize, TensorData, TensorData, f64)>,
+    /// A, B and scale of each adapter.
+    pairs: Vec<(TensorData, TensorData, f64)>,
     /// Output and input features, of one expert in a stack.
     shape: [usize; 2],
     /// Rows of each expert; empty if the modules are no stacks.
@@ -74,24 +74,15 @@ fn random(shape: [usize; 2], size: f64) -> TensorData {
 }
 
 impl Inputs {
-    /// Creates modules side by side, `out` wide together, with adapters of `a` and `b` in size.
-    fn new(shape: [usize; 2], modules: usize, sizes: [f64; 2], scale: f64) -> Self {
-        Self::of(shape, modules, sizes, scale, &[])
-    }
-
-    /// Creates stacks of experts with these rows.
-    fn of_experts(shape: [usize; 2], modules: usize, sizes: [f64; 2], scale: f64) -> Self {
-        Self::of(shape, modules, sizes, scale, &COUNTS)
-    }
-
-    fn of(shape: [usize; 2], modules: usize, [a, b]: [f64; 2], scale: f64, counts: &[usize]) -> Self {
+    /// Creates modules side by side, `out` wide together, with adapters of `a` and `b` in size; or with `counts`, stacks of experts with these rows.
+    fn new(shape: [usize; 2], modules: usize, [a, b]: [f64; 2], scale: f64, counts: &[usize]) -> Self {
         let ([out, inputs], matrices) = (shape, counts.len().max(1));
         let mut x = Tensor::<Flex, 2>::from_data(random([TOKENS, inputs], 1.0), &Default::default());
         let outlier = x.clone().narrow(1, 7, 1).mul_scalar(50.0);
         x = x.slice_assign([0..TOKENS, 7..8], outlier);
         let pair = |_| {
             let [a, b] = [random([matrices * RANK, inputs], a), random([matrices * out / modules, RANK], b)];
-            (RANK, a, b, scale)
+            (a, b, scale)
         };
         let pairs = if a > 0.0 { (0..modules).map(pair).collect() } else { Vec::new() };
         let (dy, weight) = (random([TOKENS, out], 1e-3), random([matrices * out, inputs], 0.02));
@@ -110,14 +101,12 @@ impl Inputs {
             let values = whole.clone().narrow(0, index * all, all);
             let weight = if let Some(format) = base {
                 let host: Vec<f32> = values.into_data().to_vec().unwrap();
-                Weight::Quantized(QuantizedWeight::<B>::upload(
-                    &format.quantize(&host, &[all, inputs]).unwrap(),
-                    device,
-                ))
+                let quantized = format.quantize(&host, &[all, inputs]).unwrap();
+                Weight::Quantized(QuantizedWeight::<B>::upload(&quantized, device))
             } else {
                 Weight::Dense(values)
             };
-            let adapter = self.pairs.get(index).map(|(_, a, b, scale)| {
+            let adapter = self.pairs.get(index).map(|(a, b, scale)| {
                 let [a, b] = [a, b].map(|values| Tensor::from_data(values.clone(), (device, DType::F32)));
                 Adapter { a, b, scale: *scale, magnitude: None }
             });
@@ -156,11 +145,11 @@ fn products_equal_the_reference_and_are_near_the_exact_ones() {
         let stored = QuantFormat::ALL.into_iter().filter(|format| format.check_columns(shape[1]).is_ok());
         for base in stored.map(Some).chain([None]) {
             let adapted = [1.0 / (shape[1] as f64).sqrt(), 0.01];
-            products_are_right(&Inputs::new(shape, modules, adapted, 2.0), base, &device);
+            products_are_right(&Inputs::new(shape, modules, adapted, 2.0, &[]), base, &device);
         }
     }
     // Without adapters, at a width that is padded.
-    products_are_right(&Inputs::new([80, 48], 1, [0.0; 2], 1.0), None, &device);
+    products_are_right(&Inputs::new([80, 48], 1, [0.0; 2], 1.0, &[]), None, &device);
 }
 
 /// On Hopper all experts are one launch, elsewhere each is a GEMM; the reference computes one after the other.
@@ -175,7 +164,7 @@ fn products_of_experts_equal_the_reference_and_experts_without_rows_have_no_grad
         });
         for base in stored.map(Some).chain([None]) {
             let adapted = [1.0 / (shape[1] as f64).sqrt(), 0.01];
-            let inputs = Inputs::of_experts(shape, modules, adapted, 2.0);
+            let inputs = Inputs::new(shape, modules, adapted, 2.0, &COUNTS);
             products_are_right(&inputs, base, &device);
             let got = inputs.run::<Cuda>(GemmFormat::Fp8, base, DType::BF16, &device);
             for (index, factor) in got[2..].iter().enumerate() {
@@ -187,7 +176,7 @@ fn products_of_experts_equal_the_reference_and_experts_without_rows_have_no_grad
             assert!(got == again, "{shape:?} {base:?}: two calls gave other bytes");
         }
     }
-    products_are_right(&Inputs::of_experts([80, 48], 1, [0.0; 2], 1.0), None, &device);
+    products_are_right(&Inputs::new([80, 48], 1, [0.0; 2], 1.0, &COUNTS), None, &device);
 }
 
 #[expect(clippy::print_stderr, reason = "the table is what --nocapture is for")]
@@ -222,10 +211,8 @@ fn scales_of_blocks_lie_where_the_layout_has_them() {
     for (rows, width) in [(1, 32), (130, 96), (300, 256), (128, 4224)] {
         let powers = (0..rows).map(|row| if row == 5 { f32::NAN } else { 2.0_f32.powi(row % 200 - 100) });
         let scales: Vec<f32> = powers.collect();
-        let got = block_scales(
-            Tensor::from_data(TensorData::new(scales.clone(), [scales.len()]), (&device, DType::F32)),
-            width,
-        );
+        let on_device = Tensor::from_data(TensorData::new(scales.clone(), [scales.len()]), (&device, DType::F32));
+        let got = block_scales(on_device, width);
         // Tiles of 128 rows by four blocks, with rows 16 bytes apart, and rows 32 apart side by side.
         let place = |row: usize, block: usize| {
             let tile = row / 128 * width.div_ceil(128) + block / 4;
@@ -248,7 +235,7 @@ fn weights_that_stay_on_the_device_change_no_bit() {
 }
 
 fn kept_weights_change_no_bit(gemms: GemmFormat, device: &Device) {
-    let first = Inputs::new([512, 1024], 2, [0.03, 0.01], 2.0);
+    let first = Inputs::new([512, 1024], 2, [0.03, 0.01], 2.0, &[]);
     let other = changed(&first, first.weight.clone(), 0.5);
     let run = |inputs: &Inputs, group: &Group<Cuda>| {
         let x = Matrix::from_data(inputs.x.clone(), (device, DType::BF16));
@@ -282,10 +269,10 @@ fn operations_that_write_codes_change_no_bit_of_them() {
     // The last row is too wide for a block's registers, and takes the other code path. Wide rows of the norm and of the gated activation are separate
     // cases: weights that are wide both ways have 400 million values, which the host makes and quantizes.
     for (hidden, width) in [(80, 48), (1024, 2816), (8192, 48), (128, 14_336), (128, 16_400)] {
-        for base in [Some(QuantFormat::Nf4 { double_quant: true }), None] {
+        for base in [NF4, None] {
             let pair = 1.0 / (hidden as f64).sqrt();
-            let up = Inputs::new([2 * width, hidden], 2, [pair, 0.01], 2.0);
-            let down = Inputs::new([hidden, width], 1, [pair, 0.01], 2.0);
+            let up = Inputs::new([2 * width, hidden], 2, [pair, 0.01], 2.0, &[]);
+            let down = Inputs::new([hidden, width], 1, [pair, 0.01], 2.0, &[]);
             together_is_as_apart(&up, &down, base, &device);
         }
     }
@@ -296,8 +283,8 @@ fn operations_that_write_codes_of_experts_rows_change_no_bit_of_them() {
     let Some(device) = device() else { return };
     for (hidden, width) in [(80, 48), (2048, 768)] {
         let pair = 1.0 / (hidden as f64).sqrt();
-        let up = Inputs::of_experts([2 * width, hidden], 2, [pair, 0.01], 2.0);
-        let down = Inputs::of_experts([hidden, width], 1, [pair, 0.01], 2.0);
+        let up = Inputs::new([2 * width, hidden], 2, [pair, 0.01], 2.0, &COUNTS);
+        let down = Inputs::new([hidden, width], 1, [pair, 0.01], 2.0, &COUNTS);
         together_is_as_apart(&up, &down, None, &device);
     }
 }
@@ -385,20 +372,13 @@ const SIZES: [(f64, f64); 4] = [(1e-6, 2.0), (1e-4, 2.0), (1e-2, 2.0), (5e-2, 16
 
 /// Returns a square weight with an adapter whose A has its initial values.
 fn adapted(b: f64, scale: f64) -> Inputs {
-    Inputs::new([4096, 4096], 1, [1.0 / (3.0 * 4096.0_f64).sqrt(), b], scale)
+    Inputs::new([4096, 4096], 1, [1.0 / (3.0 * 4096.0_f64).sqrt(), b], scale, &[])
 }
 
 /// Returns the inputs with B times a factor, and another weight.
 fn changed(inputs: &Inputs, weight: TensorData, b: f64) -> Inputs {
-    let pairs = inputs.pairs.iter().map(|(rank, a, of_b, scale)| (*rank, a.clone(), times(of_b, b), *scale));
-    Inputs {
-        weight,
-        pairs: pairs.collect(),
-        x: inputs.x.clone(),
-        dy: inputs.dy.clone(),
-        shape: inputs.shape,
-        counts: Vec::new(),
-    }
+    let pairs = inputs.pairs.iter().map(|(a, of_b, scale)| (a.clone(), times(of_b, b), *scale)).collect();
+    Inputs { weight, pairs, counts: Vec::new(), ..inputs.clone() }
 }
 
 #[test]

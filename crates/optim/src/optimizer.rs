@@ -398,7 +398,7 @@ fn step_parameters<B: Kernels>(
 
 /// Sums the squares of all gradients, `[1]`; `None` if there are none.
 pub fn squared_norm<B: Kernels>(gradients: &GradientMap<B>) -> Option<Tensor<B, 1>> {
-    let gradients: Vec<_> = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
+    let gradients: Vec<_> = gradients.values().cloned().collect();
     (!gradients.is_empty()).then(|| B::squared_norm(&gradients))
 }
 

@@ -115,7 +115,7 @@ impl<B: Kernels> ReducingSink<B> {
             return;
         }
         match self.ranks.all_reduce_sum::<B>(gradients) {
-            Ok(sums) => names.into_iter().zip(sums).for_each(|(name, sum)| reduced.insert(name, sum)),
+            Ok(sums) => reduced.extend(names.into_iter().zip(sums)),
             Err(error) => self.reduced = Err(error),
         }
     }

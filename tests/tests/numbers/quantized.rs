@@ -70,7 +70,7 @@ fn experts_in_mxfp4_keep_their_codes_and_have_the_values_of_transformers() {
         let model = load::<Flex>(MXFP4, None, storage);
         let formats = model.layers()[0].linears().filter(|linear| linear.path.contains(".experts.")).map(|linear| {
             let Weight::Quantized(weight) = linear.base.weight() else { panic!("{} is dense", linear.path) };
-            (weight.format, matches!(weight.scales.block, BlockScales::Narrow { .. }))
+            (weight.format, matches!(weight.scales, BlockScales::Narrow { .. }))
         });
         assert_eq!(formats.collect::<Vec<_>>(), [(QuantFormat::Mxfp4, true); 3], "{storage:?}");
     }

@@ -1,6 +1,4 @@
 //! Attention over packed documents and over a cache against the reference.
-//!
-//! Trade-off: the log-sum-exp is compared only where its layout is the reference's; the backward covers the others.
 
 use burn_flex::Flex;
 use burn_tensor::{DType, Tensor};
@@ -93,7 +91,7 @@ fn cached<B: Kernels>(check: &mut Check<'_, B>, (sinks, expected_sinks): &BothSi
         let [queries, keys] = [spec.query_size(), spec.kv_size()].map(|width| [tokens.count(), width]);
         let (q, k, v) = (check.random(queries, 1.5), check.random(keys, 1.5), check.random(keys, 1.0));
         reference::store(&mut expected_cache, k.1, v.1, &expected_tokens);
-        let expected = reference::cached(q.1, expected_sinks, &expected_cache, &expected_tokens, spec);
+        let expected = reference::cached(Tensor::matmul, q.1, expected_sinks, &expected_cache, &expected_tokens, spec);
         let qkv = Qkv { q: q.0, k: k.0, v: v.0 };
         if step == 0 {
             let (documents, _) = check.documents();

@@ -155,7 +155,7 @@ pub trait AttentionOps: Backend {
         reference::store(cache, qkv.k.clone(), qkv.v.clone(), tokens);
         match prompts {
             Some(documents) => Self::packed_attention(qkv, sinks, spec, documents).o,
-            None => reference::cached(qkv.q.clone(), sinks, cache, tokens, spec),
+            None => reference::cached(Tensor::matmul, qkv.q.clone(), sinks, cache, tokens, spec),
         }
     }
 }

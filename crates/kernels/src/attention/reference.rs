@@ -13,7 +13,7 @@ use burn_tensor::{DType, Int, Tensor, backend::Backend};
 use firebrick_arch::AttentionSpec;
 
 use super::{AttentionOutput, CachedTokens, Documents, KvCache, Qkv, Sinks, SoftmaxStatistics, StatisticsLayout};
-use crate::dtype::{to_dtype, to_f32};
+use crate::dtype::{capped, to_dtype, to_f32, weighted};
 
 /// Added to the scores of masked keys; finite, so that a fully masked row never becomes NaN.
 const MASKED: f32 = -1e30;
@@ -31,7 +31,6 @@ pub fn forward<B: Backend>(
     forward_by(Tensor::matmul, qkv, sinks, spec, documents)
 }
 
-/// Computes [`forward`] with another matmul.
 pub(crate) fn forward_by<B: Backend>(
     multiply: Multiply<B>,
     qkv: &Qkv<B>,
@@ -66,7 +65,6 @@ pub fn backward<B: Backend>(
     (backward_by(Tensor::matmul, qkv, spec, output, d_o, documents), d_sinks)
 }
 
-/// Returns the sinks, if they train.
 pub(crate) fn trained<B: Backend>(sinks: Option<&Sinks<B>>) -> Option<&Sinks<B>> {
     sinks.filter(|sinks| sinks.trains)
 }
@@ -123,19 +121,8 @@ pub fn store<B: Backend>(cache: &mut KvCache<B>, k: Tensor<B, 2>, v: Tensor<B, 2
     });
 }
 
-/// Computes attention over the stored rows for [`crate::AttentionOps::cached_attention`].
-pub fn cached<B: Backend>(
-    q: Tensor<B, 2>,
-    sinks: Option<&Sinks<B>>,
-    cache: &KvCache<B>,
-    tokens: &CachedTokens<B>,
-    spec: &AttentionSpec,
-) -> Tensor<B, 2> {
-    cached_by(Tensor::matmul, q, sinks, cache, tokens, spec)
-}
-
-/// Computes [`cached`] with another matmul.
-pub(crate) fn cached_by<B: Backend>(
+/// Computes attention over the stored rows for [`crate::AttentionOps::cached_attention`], with this matmul.
+pub(crate) fn cached<B: Backend>(
     multiply: Multiply<B>,
     q: Tensor<B, 2>,
     sinks: Option<&Sinks<B>>,
@@ -217,12 +204,7 @@ fn one_backward<B: Backend>(
 
     let dv_gtk = multiply(p.transpose(), d_o.clone());
     let dp_htt = multiply(d_o, v_gtk.transpose()).reshape([heads, tokens, tokens]);
-    let ds_htt = p_htt.mul(dp_htt.sub(delta_ht1));
-    let ds_htt = match slope_htt {
-        Some(slope_htt) => ds_htt.mul(slope_htt),
-        None => ds_htt,
-    };
-    let ds = stack(ds_htt, tokens);
+    let ds = stack(weighted(p_htt.mul(dp_htt.sub(delta_ht1)), slope_htt), tokens);
     let dq_htk = multiply(ds.clone(), k_gtk).mul_scalar(spec.scale).reshape([heads, tokens, head_dim]);
     let dk_gtk = multiply(ds.transpose(), q);
     Qkv { q: side_by_side(dq_htk, dtype), k: side_by_side(dk_gtk, dtype), v: side_by_side(dv_gtk, dtype) }
@@ -240,10 +222,7 @@ fn capped_scores<B: Backend>(
     let q_hnk = heads_first(q.clone(), heads).mul_scalar(spec.scale);
     let stacked = q_hnk.reshape([groups, heads / groups * tokens, spec.head_dim]);
     let scores = multiply(stacked, heads_first(k.clone(), groups).transpose()).reshape([heads, tokens, past]);
-    match spec.soft_cap {
-        Some(cap) => scores.div_scalar(cap).tanh().mul_scalar(cap),
-        None => scores,
-    }
+    capped(scores, spec.soft_cap)
 }
 
 /// Adds [`MASKED`] to the scores of keys that a query must not attend to.
@@ -421,7 +400,7 @@ mod tests {
                     |past, count| CachedTokens::new(vec![NewTokens { first_row: 2, past, count }], &Default::default());
                 store(&mut cache, qkv.k.clone(), qkv.v.clone(), &tokens(0, 7));
                 let newest = qkv.q.clone().narrow(0, 7 - new, new);
-                let newest = cached(newest, Some(&sinks), &cache, &tokens(7 - new, new), &spec);
+                let newest = cached(Tensor::matmul, newest, Some(&sinks), &cache, &tokens(7 - new, new), &spec);
                 assert_close(newest, whole.clone().narrow(0, 7 - new, new), 1e-5);
             }
         }

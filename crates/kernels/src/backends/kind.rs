@@ -1,6 +1,4 @@
 //! [`BackendKind`] names the backends in recipes, plans and messages, where no tensor is involved.
-//!
-//! Trade-off: a kind can be named although it is not compiled in; check [`BackendKind::is_compiled`].
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,7 +1,5 @@
 //! The backends, one file or folder each, with their Burn types and the operations they override. `kind.rs` names them,
 //! `planning/` states the memory that each needs, and `self_test.rs` is what a backend runs before it is trusted.
-//!
-//! Trade-off: the memory of every backend is stated even if it is not compiled in, so that a plan can be made without it.
 
 #[cfg(feature = "candle")]
 mod candle;
@@ -32,6 +30,16 @@ use burn_tensor::DType;
 #[cfg(feature = "cuda")]
 use crate::memory::MemoryOps;
 use crate::{CommError, Communicator};
+
+/// Implements traits of operations for a backend by their own bodies alone.
+#[cfg(any(feature = "flex", feature = "candle", feature = "wgpu"))]
+macro_rules! by_default {
+    ($backend:ty: $($operations:ident),+ $(,)?) => {
+        $(impl $crate::$operations for $backend {})+
+    };
+}
+#[cfg(any(feature = "flex", feature = "candle", feature = "wgpu"))]
+pub(crate) use by_default;
 
 impl BackendKind {
     /// Returns whether the backend computes in float16 on this machine. CPU backends could, but slower than in f32.

@@ -7,7 +7,6 @@ use firebrick_precision::difference::{is_within, relative_difference};
 
 use super::kind::SelfTest;
 use crate::conformance::{Case, Finding, attention, begin_attention, usual_operations};
-use crate::linear::{reference, stacked};
 use crate::{
     Adapter, Epilogue, ExpertRows, GemmFormat, Group, Keep, Kernels, LinearOps, Module, Prologue, Weight,
     WeightGradient,
@@ -41,13 +40,8 @@ pub(super) fn operations<B: Kernels>(test: SelfTest, device: &B::Device, choose_
 pub(super) fn fp8_groups<B: LinearOps>(test: SelfTest, device: &B::Device) -> Result<(), String> {
     let SelfTest { dtype, has_experts, .. } = test;
     for (rank, shape, counts) in FP8_GROUPS.into_iter().filter(|(.., counts)| has_experts || counts.is_empty()) {
-        let Operands { group, x, dy } = Operands::<B>::new(rank, shape, counts, dtype, device);
-        let (mut y, saved) = B::project(x, &group, Epilogue::None, Keep::Inputs);
-        let saved = *saved.expect("inputs are kept");
-        let dx = B::project_backward(saved, group, vec![dy], None).input.plain();
-        let found = [y.remove(0), dx].map(host);
-        let same = Operands::<Flex>::new(rank, shape, counts, DType::F32, &Default::default());
-        let expected = same.reference();
+        let found = Operands::<B>::new(rank, shape, counts, dtype, device).run();
+        let expected = Operands::<Flex>::new(rank, shape, counts, DType::F32, &Default::default()).run();
         for ((what, found), expected) in ["forward", "gradient of the input"].into_iter().zip(found).zip(expected) {
             let error = relative_difference(&found, &expected, 0.0);
             if !is_within(error, FP8_TOLERANCE) {
@@ -112,25 +106,14 @@ impl<B: LinearOps> Operands<B> {
         }
     }
 
-    /// Computes the output and the gradient of the input by the reference.
-    fn reference(self) -> [Vec<f32>; 2] {
+    /// Computes the output and the gradient of the input.
+    fn run(self) -> [Vec<f32>; 2] {
         let Self { group, x, dy } = self;
-        let is_stack = group.rows.is_some();
-        let (mut y, saved) = match is_stack {
-            false => reference::project(x, &group, Epilogue::None, Keep::Inputs),
-            true => stacked::project(x, &group, Epilogue::None, Keep::Inputs),
-        };
-        let saved = *saved.expect("inputs are kept");
-        let gradients = match is_stack {
-            false => reference::project_backward(saved, group, vec![dy], None),
-            true => stacked::project_backward(saved, group, vec![dy], None),
-        };
+        let (mut y, saved) = B::project(x, &group, Epilogue::None, Keep::Inputs);
+        let gradients = B::project_backward(*saved.expect("inputs are kept"), group, vec![dy], None);
+        let host = |values: Tensor<B, 2>| values.into_data().convert::<f32>().to_vec().unwrap_or_default();
         [y.remove(0), gradients.input.plain()].map(host)
     }
-}
-
-fn host<B: LinearOps>(values: Tensor<B, 2>) -> Vec<f32> {
-    values.into_data().convert::<f32>().to_vec().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -143,7 +126,7 @@ mod tests {
         for (rank, shape, counts) in FP8_GROUPS {
             let [rounded, exact] = [GemmFormat::Fp8, GemmFormat::Compute].map(|gemms| {
                 let operands = Operands::<Flex>::new(rank, shape, counts, DType::F32, &Default::default());
-                Operands { group: Group { gemms, ..operands.group }, ..operands }.reference()
+                Operands { group: Group { gemms, ..operands.group }, ..operands }.run()
             });
             for (rounded, exact) in rounded.iter().zip(&exact) {
                 let error = relative_difference(rounded, exact, 0.0);

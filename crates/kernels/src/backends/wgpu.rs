@@ -17,25 +17,15 @@ use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuRuntime};
 use firebrick_precision::{BlockScales as HostBlockScales, HostScales, Packing, QuantFormat, narrow_map};
 
 use crate::memory::HostBuffer;
-use crate::weights::{BlockScales, QuantizedWeight, Scales, WeightOps, reference};
-use crate::{
-    AttentionOps, ConvOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, Session,
-};
+use crate::weights::{BlockScales, QuantizedWeight, WeightOps, reference};
 
 /// f32 values, i32 indices, booleans as u32: WebGPU has no 8-bit storage.
 pub type Wgpu = CubeBackend<WgpuRuntime, f32, i32, u32>;
 
-impl Session for Wgpu {}
-impl MemoryOps for Wgpu {}
-impl NormOps for Wgpu {}
-impl LinearOps for Wgpu {}
-impl AttentionOps for Wgpu {}
-impl MoeOps for Wgpu {}
-impl ConvOps for Wgpu {}
-impl EmbeddingOps for Wgpu {}
-impl LossOps for Wgpu {}
-impl OptimizerOps for Wgpu {}
-impl Kernels for Wgpu {}
+super::by_default! {
+    Wgpu: Session, MemoryOps, NormOps, LinearOps, AttentionOps, MoeOps, ConvOps, EmbeddingOps, LossOps,
+    OptimizerOps, Kernels,
+}
 
 /// Looks for a device that wgpu can compute on: requests the adapter that CubeCL will request, which panics if there is none.
 ///
@@ -138,7 +128,7 @@ impl WeightOps for Wgpu {
         let scales = match &scales.block {
             HostBlockScales::Narrow { codes, format, tensor } => {
                 let map = Tensor::from_floats(narrow_map(*format, *tensor), device);
-                Scales { block: BlockScales::Narrow { codes: upload_words(codes.clone(), device), map } }
+                BlockScales::Narrow { codes: upload_words(codes.clone(), device), map }
             }
             _ => reference::upload_scales(scales, device),
         };
@@ -165,7 +155,7 @@ impl WeightOps for Wgpu {
 
 /// Returns the scale of each block. Codes of narrow floats are unpacked like codes of weights, in one block of scale 1.
 fn block_scales(weight: &QuantizedWeight<Wgpu>) -> Tensor<Wgpu, 1> {
-    let BlockScales::Narrow { codes, map } = &weight.scales.block else { return reference::block_scales(weight) };
+    let BlockScales::Narrow { codes, map } = &weight.scales else { return reference::block_scales(weight) };
     let one = Tensor::<Wgpu, 1>::from_floats([1.0], &codes.device());
     let codes: CubeTensor<WgpuRuntime> = Tensor::<Wgpu, 1, Int>::into_primitive(codes.clone());
     let layout = Layout { bits: 8, high_first: false, block_size: ONE_BLOCK };

@@ -2,7 +2,6 @@
 //!
 //! Inside a section a result may be stored, but operations may read it only after the section, because it may still be
 //! in flight on another stream. The results of an [`Exchange`] may be read at once.
-//! Trade-off: a job of one rank also calls these functions, and gets its own tensors back.
 
 use burn_tensor::{Tensor, backend::Backend};
 
@@ -78,10 +77,10 @@ impl Communicator {
         tensors: Vec<(Tensor<B, 1>, usize)>,
     ) -> Result<Vec<Tensor<B, 1>>, CommError> {
         let Some(device) = device_of(&tensors) else { return Ok(Vec::new()) };
-        let Some(side) = self.device_side::<B>() else {
-            return B::pause(&device, || reference::broadcast_each(self, tensors));
-        };
-        Ok(values(side.start(self, Collective::Broadcast, rooted(tensors), &device)?))
+        Ok(values(match self.device_side::<B>() {
+            Some(side) => side.start(self, Collective::Broadcast, rooted(tensors), &device)?,
+            None => self.start_broadcast(rooted(tensors), &device)?,
+        }))
     }
 
     /// Starts to send each payload from its root to every rank.

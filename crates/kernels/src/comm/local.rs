@@ -94,13 +94,15 @@ impl Drop for Member {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::thread;
 
     use super::*;
 
-    /// Returns the result of each rank, in rank order.
-    fn on_all_ranks<T: Send>(world_size: usize, work: impl Fn(Communicator) -> T + Sync) -> Vec<thread::Result<T>> {
+    pub(in crate::comm) fn on_all_ranks<T: Send>(
+        world_size: usize,
+        work: impl Fn(Communicator) -> T + Sync,
+    ) -> Vec<thread::Result<T>> {
         let work = &work;
         thread::scope(|scope| {
             let threads: Vec<_> =

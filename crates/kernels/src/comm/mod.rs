@@ -3,11 +3,10 @@
 //! A [`Communicator`] names the ranks of a job and carries bytes between them. The reference bodies move tensors through host memory
 //! and add them in rank order, so every rank gets the same bits; a backend with a library of its own connects it ([`DeviceSide`]).
 //! Every rank calls the same operations in the same order.
-//! Trade-off: the reference gathers everything on every rank: exact and small, not for scale.
 
 mod collectives;
 mod local;
-pub mod reference;
+mod reference;
 
 use std::any::Any;
 use std::fmt;
@@ -26,42 +25,19 @@ pub const COLLECTIVE: &str = "collective";
 
 /// Errors in the communication between ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum CommError {
     /// A rank is gone, or a transport failed: the step must not be applied.
     #[error("rank {rank} of {world_size} lost its peers during {operation}: {problem}")]
-    Lost {
-        /// The rank that noticed.
-        rank: usize,
-        /// Number of ranks.
-        world_size: usize,
-        /// The operation in progress.
-        operation: &'static str,
-        /// The transport's error message.
-        problem: String,
-    },
-    /// Ranks disagree about the exchanged data.
+    Lost { rank: usize, world_size: usize, operation: &'static str, problem: String },
     #[error("rank {rank} sent {got} bytes in {operation}, expected {expected}: ranks run different models or steps")]
-    Mismatch {
-        /// The other rank.
-        rank: usize,
-        /// The operation in progress.
-        operation: &'static str,
-        /// Bytes expected.
-        expected: usize,
-        /// Bytes received.
-        got: usize,
-    },
+    Mismatch { rank: usize, operation: &'static str, expected: usize, got: usize },
     /// The library that carries tensors between devices is missing or does not work.
     #[error(
         "rank {rank} cannot connect its device to those of the other ranks: {problem}. FIREBRICK_COLLECTIVES=host on every rank sends \
          tensors through host memory instead, which is slow"
     )]
-    NoLibrary {
-        /// This rank.
-        rank: usize,
-        /// The error of the library, or of the search for it.
-        problem: String,
-    },
+    NoLibrary { rank: usize, problem: String },
 }
 
 impl CommError {
@@ -111,7 +87,6 @@ pub trait Transport: Send + Sync {
     }
 }
 
-/// A backend's connected library.
 struct Library {
     failure: Box<dyn Fn() -> Option<String> + Send + Sync>,
     /// `Arc<dyn DeviceSide<B>>` of the backend that connected it.
@@ -127,7 +102,6 @@ pub struct Communicator {
     library: Arc<OnceLock<Library>>,
     /// Nanoseconds spent in byte exchanges, including waits for other ranks.
     exchanged_ns: Arc<AtomicU64>,
-    /// Number of byte exchanges in progress.
     exchanging: Arc<AtomicUsize>,
 }
 

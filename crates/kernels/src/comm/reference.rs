@@ -10,14 +10,10 @@ use burn_tensor::{Tensor, TensorData, backend::Backend};
 use super::{CommError, Communicator};
 use crate::payload::{Loan, Payload};
 
-/// Bytes of one value.
 const VALUE: usize = size_of::<f32>();
 
 /// Implements [`Communicator::all_reduce_sum`].
-///
-/// # Errors
-/// [`CommError`].
-pub fn all_reduce_sum<B: Backend>(
+pub(super) fn all_reduce_sum<B: Backend>(
     ranks: &Communicator,
     tensors: Vec<Tensor<B, 1>>,
 ) -> Result<Vec<Tensor<B, 1>>, CommError> {
@@ -25,7 +21,8 @@ pub fn all_reduce_sum<B: Backend>(
         return Ok(tensors);
     }
     let own: Vec<u8> = tensors.iter().flat_map(|tensor| bytes(tensor.clone())).collect();
-    let sum = summed(ranks, "all_reduce_sum", own)?;
+    let expected = own.len();
+    let sum = sum_of(gathered(ranks, "all_reduce_sum", own, |_| expected)?.iter().map(|sent| &sent[..]));
     let mut start = 0;
     let part = |tensor: Tensor<B, 1>| {
         let ([length], device) = (tensor.dims(), tensor.device());
@@ -35,54 +32,20 @@ pub fn all_reduce_sum<B: Backend>(
     Ok(tensors.into_iter().map(part).collect())
 }
 
-/// Implements [`Communicator::broadcast_each`], in one exchange: each rank sends the tensors that name it.
-///
-/// # Errors
-/// [`CommError`].
-pub fn broadcast_each<B: Backend>(
-    ranks: &Communicator,
-    tensors: Vec<(Tensor<B, 1>, usize)>,
-) -> Result<Vec<Tensor<B, 1>>, CommError> {
-    if ranks.world_size() == 1 {
-        return Ok(tensors.into_iter().map(|(tensor, _)| tensor).collect());
-    }
-    let of_rank = |rank: usize| tensors.iter().filter(move |(_, root)| *root == rank);
-    let own: Vec<u8> = of_rank(ranks.rank()).flat_map(|(tensor, _)| bytes(tensor.clone())).collect();
-    let operation = "broadcast_each";
-    let gathered = ranks.all_gather_bytes(operation, own)?;
-    for (rank, sent) in gathered.iter().enumerate() {
-        check_length(operation, rank, sent, of_rank(rank).map(|(tensor, _)| VALUE * tensor.dims()[0]).sum())?;
-    }
-    let mut rest: Vec<&[u8]> = gathered.iter().map(|sent| &sent[..]).collect();
-    let next = |(tensor, root): (Tensor<B, 1>, usize)| {
-        let (part, after) = rest[root].split_at(VALUE * tensor.dims()[0]);
-        rest[root] = after;
-        let found: Vec<f32> = values(part).collect();
-        Tensor::from_floats(found.as_slice(), &tensor.device())
-    };
-    Ok(tensors.into_iter().map(next).collect())
-}
-
-/// Implements [`Communicator::start_broadcast`], in one exchange: each rank sends the payloads of which it is the root.
-///
-/// # Errors
-/// [`CommError`].
-///
-/// # Panics
-/// If a payload is missing on its root.
-pub fn broadcast_payloads<B: Backend>(
+/// Implements [`Communicator::start_broadcast`] and [`Communicator::broadcast_each`], in one exchange: each rank sends the payloads of which it is the root.
+pub(super) fn broadcast_payloads<B: Backend>(
     ranks: &Communicator,
     loans: Vec<Loan<B>>,
     device: &B::Device,
 ) -> Result<Vec<Payload<B>>, CommError> {
-    let operation = "broadcast_payloads";
     let of_rank = |rank: usize| loans.iter().filter(move |loan| loan.root == rank);
     let payload = |loan: &Loan<B>| loan.own.clone().expect("a payload is on its root");
-    let own: Vec<u8> = of_rank(ranks.rank()).flat_map(|loan| payload(loan).to_bytes()).collect();
-    let gathered = ranks.all_gather_bytes(operation, own)?;
-    for (rank, sent) in gathered.iter().enumerate() {
-        check_length(operation, rank, sent, of_rank(rank).map(|loan| loan.layout.bytes()).sum())?;
+    if ranks.world_size() == 1 {
+        return Ok(loans.iter().map(payload).collect());
     }
+    let own: Vec<u8> = of_rank(ranks.rank()).flat_map(|loan| payload(loan).to_bytes()).collect();
+    let expected = |rank| of_rank(rank).map(|loan| loan.layout.bytes()).sum();
+    let gathered = gathered(ranks, "broadcast_payloads", own, expected)?;
     let mut rest: Vec<&[u8]> = gathered.iter().map(|sent| &sent[..]).collect();
     let next = |loan: &Loan<B>| {
         let (part, after) = rest[loan.root].split_at(loan.layout.bytes());
@@ -93,10 +56,7 @@ pub fn broadcast_payloads<B: Backend>(
 }
 
 /// Implements [`Communicator::start_reduce`], in one exchange: each rank sums only the tensors of which it is the root.
-///
-/// # Errors
-/// [`CommError`].
-pub fn reduce_each<B: Backend>(
+pub(super) fn reduce_each<B: Backend>(
     ranks: &Communicator,
     tensors: Vec<(Tensor<B, 1>, usize)>,
 ) -> Result<Vec<Tensor<B, 1>>, CommError> {
@@ -104,11 +64,8 @@ pub fn reduce_each<B: Backend>(
         return Ok(tensors.into_iter().map(|(tensor, _)| tensor).collect());
     }
     let own: Vec<u8> = tensors.iter().flat_map(|(tensor, _)| bytes(tensor.clone())).collect();
-    let (operation, expected) = ("reduce_each", own.len());
-    let gathered = ranks.all_gather_bytes(operation, own)?;
-    for (rank, sent) in gathered.iter().enumerate() {
-        check_length(operation, rank, sent, expected)?;
-    }
+    let expected = own.len();
+    let gathered = gathered(ranks, "reduce_each", own, |_| expected)?;
     let mut end = 0;
     let sum = |(tensor, root): (Tensor<B, 1>, usize)| {
         let start = end;
@@ -122,14 +79,21 @@ pub fn reduce_each<B: Backend>(
     Ok(tensors.into_iter().map(sum).collect())
 }
 
-/// Returns the sums of all ranks' values.
-fn summed(ranks: &Communicator, operation: &'static str, own: Vec<u8>) -> Result<Vec<f32>, CommError> {
-    let expected = own.len();
-    let gathered: Vec<Arc<[u8]>> = ranks.all_gather_bytes(operation, own)?;
-    for (rank, bytes) in gathered.iter().enumerate() {
-        check_length(operation, rank, bytes, expected)?;
+/// Returns the bytes of every rank, which must be as many as expected of it.
+fn gathered(
+    ranks: &Communicator,
+    operation: &'static str,
+    own: Vec<u8>,
+    expected: impl Fn(usize) -> usize,
+) -> Result<Vec<Arc<[u8]>>, CommError> {
+    let gathered = ranks.all_gather_bytes(operation, own)?;
+    for (rank, sent) in gathered.iter().enumerate() {
+        let (expected, got) = (expected(rank), sent.len());
+        if got != expected {
+            return Err(CommError::Mismatch { rank, operation, expected, got });
+        }
     }
-    Ok(sum_of(gathered.iter().map(|bytes| &bytes[..])))
+    Ok(gathered)
 }
 
 /// Sums the ranks' f32 values in f64, in this order.
@@ -140,11 +104,6 @@ fn sum_of<'a>(of_ranks: impl Iterator<Item = &'a [u8]>) -> Vec<f32> {
         sums.iter_mut().zip(values(bytes)).for_each(|(sum, value)| *sum += f64::from(value));
     }
     sums.into_iter().map(|sum| sum as f32).collect()
-}
-
-fn check_length(operation: &'static str, rank: usize, bytes: &[u8], expected: usize) -> Result<(), CommError> {
-    let got = bytes.len();
-    if got == expected { Ok(()) } else { Err(CommError::Mismatch { rank, operation, expected, got }) }
 }
 
 fn bytes<B: Backend>(tensor: Tensor<B, 1>) -> Vec<u8> {
@@ -158,29 +117,20 @@ fn values(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use std::thread;
-
     use burn_tensor::DType;
 
     use super::*;
-    use crate::comm::local_group;
     use crate::testing::{Plain, random};
 
     const LENGTH: usize = 11;
 
-    /// Returns the result of every rank, as bits, in rank order.
-    fn on_all_ranks(
-        world_size: usize,
-        work: impl Fn(&Communicator) -> Result<Tensor<Plain, 1>, CommError> + Sync,
-    ) -> Vec<Vec<f32>> {
-        let work = &work;
-        thread::scope(|scope| {
-            let threads: Vec<_> = local_group(world_size)
-                .into_iter()
-                .map(|ranks| scope.spawn(move || work(&ranks).unwrap().into_data().to_vec::<f32>().unwrap()))
-                .collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        })
+    fn on_all_ranks<T: Send>(world_size: usize, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
+        let results = crate::comm::local::tests::on_all_ranks(world_size, |ranks| work(&ranks));
+        results.into_iter().map(Result::unwrap).collect()
+    }
+
+    fn host(tensor: Tensor<Plain, 1>) -> Vec<f32> {
+        tensor.into_data().to_vec().unwrap()
     }
 
     fn of_rank(rank: usize) -> Tensor<Plain, 1> {
@@ -189,7 +139,7 @@ mod tests {
 
     /// Returns the sum over ranks, added in rank order in f64.
     fn expected_sum(world_size: usize) -> Vec<f32> {
-        let of_rank: Vec<Vec<f32>> = (0..world_size).map(|rank| of_rank(rank).into_data().to_vec().unwrap()).collect();
+        let of_rank: Vec<Vec<f32>> = (0..world_size).map(|rank| host(of_rank(rank))).collect();
         (0..LENGTH).map(|index| of_rank.iter().map(|values| f64::from(values[index])).sum::<f64>() as f32).collect()
     }
 
@@ -199,25 +149,10 @@ mod tests {
             let results = on_all_ranks(world_size, |ranks| {
                 let tensor = of_rank(ranks.rank());
                 let halves = vec![tensor.clone().narrow(0, 0, 4), tensor.narrow(0, 4, LENGTH - 4)];
-                Ok(Tensor::cat(all_reduce_sum(ranks, halves)?, 0))
+                host(Tensor::cat(all_reduce_sum(ranks, halves).unwrap(), 0))
             });
             assert!(results.iter().all(|result| *result == expected_sum(world_size)));
         }
-    }
-
-    #[test]
-    fn each_tensor_of_a_list_is_that_of_its_own_root() {
-        let results: Vec<Vec<Vec<f32>>> = thread::scope(|scope| {
-            let share = |ranks: Communicator| {
-                let tensors = [2, 0, 2].map(|root| (of_rank(ranks.rank()), root)).into();
-                let shared: Vec<Tensor<Plain, 1>> = broadcast_each(&ranks, tensors).unwrap();
-                shared.into_iter().map(|tensor| tensor.into_data().to_vec().unwrap()).collect()
-            };
-            let threads: Vec<_> = local_group(3).into_iter().map(|ranks| scope.spawn(move || share(ranks))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        });
-        let expected = [2, 0, 2].map(|root| -> Vec<f32> { of_rank(root).into_data().to_vec().unwrap() });
-        assert!(results.iter().all(|result| *result == expected));
     }
 
     #[test]
@@ -229,8 +164,8 @@ mod tests {
             let half = random::<Plain, 1>(rank as u64, [5]).cast(DType::BF16);
             vec![Payload::Values(self::of_rank(rank)), Payload::Codes(codes), Payload::Values(half)]
         };
-        let roots = [2, 0, 1];
-        let lend = |ranks: &Communicator| {
+        let roots = [2, 0, 2];
+        let results = on_all_ranks(3, |ranks| {
             let own = of_rank(ranks.rank());
             let loan = |(payload, root): (Payload<Plain>, usize)| {
                 let layout = payload.layout();
@@ -238,10 +173,6 @@ mod tests {
             };
             let loans = own.into_iter().zip(roots).map(loan).collect();
             broadcast_payloads(ranks, loans, &device).unwrap().iter().map(Payload::to_bytes).collect::<Vec<_>>()
-        };
-        let results: Vec<Vec<Vec<u8>>> = thread::scope(|scope| {
-            let threads: Vec<_> = local_group(3).into_iter().map(|ranks| scope.spawn(move || lend(&ranks))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         let expected: Vec<Vec<u8>> =
             roots.iter().enumerate().map(|(index, &root)| of_rank(root)[index].to_bytes()).collect();
@@ -252,21 +183,17 @@ mod tests {
     fn each_root_gets_the_sum_of_its_own_tensors() {
         let results = on_all_ranks(3, |ranks| {
             let tensor = || of_rank(ranks.rank());
-            let sums = reduce_each(ranks, vec![(tensor(), 2), (tensor(), 0), (tensor(), 1)])?;
-            Ok(sums[(ranks.rank() + 1) % 3].clone())
+            let sums = reduce_each(ranks, vec![(tensor(), 2), (tensor(), 0), (tensor(), 1)]).unwrap();
+            host(sums[(ranks.rank() + 1) % 3].clone())
         });
         assert!(results.iter().all(|result| *result == expected_sum(3)));
     }
 
     #[test]
     fn ranks_that_send_other_sizes_get_an_error() {
-        let results: Vec<CommError> = thread::scope(|scope| {
-            let send = |ranks: Communicator| {
-                let tensor: Tensor<Plain, 1> = random(1, [4 + ranks.rank()]);
-                all_reduce_sum(&ranks, vec![tensor]).expect_err("the sizes differ")
-            };
-            let threads: Vec<_> = local_group(2).into_iter().map(|ranks| scope.spawn(move || send(ranks))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        let results = on_all_ranks(2, |ranks| {
+            let tensor: Tensor<Plain, 1> = random(1, [4 + ranks.rank()]);
+            all_reduce_sum(ranks, vec![tensor]).expect_err("the sizes differ")
         });
         let mismatch = |rank, expected, got| CommError::Mismatch { rank, operation: "all_reduce_sum", expected, got };
         assert_eq!(results, [mismatch(1, 16, 20), mismatch(0, 20, 16)]);

@@ -94,13 +94,11 @@ pub(crate) type Pair<B, const D: usize> = (Tensor<B, D>, Tensor<Flex, D>);
 /// Number of variants of each operation that run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// All.
     All,
     /// The first of each list, the most likely in a training run.
     First,
 }
 
-/// State that the checks of all subjects share.
 pub(crate) struct Check<'a, B: Kernels> {
     pub(crate) case: &'a Case,
     pub(crate) device: &'a B::Device,
@@ -153,7 +151,8 @@ impl<'a, B: Kernels> Check<'a, B> {
         self.on_both(dtype, shape, values)
     }
 
-    fn on_both<const D: usize>(&self, dtype: DType, shape: [usize; D], values: Vec<f32>) -> Pair<B, D> {
+    /// Returns these values in a format on the device, and as it rounds them on the CPU.
+    pub(crate) fn on_both<const D: usize>(&self, dtype: DType, shape: [usize; D], values: Vec<f32>) -> Pair<B, D> {
         let data = TensorData::new(values, shape).convert_dtype(dtype);
         let on_cpu = Tensor::from_data(data.clone().convert_dtype(DType::F32), (&self.cpu, DType::F32));
         (Tensor::from_data(data, (self.device, dtype)), on_cpu)
@@ -185,6 +184,19 @@ impl<'a, B: Kernels> Check<'a, B> {
         let smallest = 1e-3 * (expected.len() as f64).sqrt();
         let relative_error = if same_shape { relative_difference(&got, &expected, smallest) } else { f64::INFINITY };
         self.findings.push(Finding { what: what.to_owned(), relative_error });
+    }
+
+    /// Compares results that are both there or both missing.
+    pub(crate) fn compare_optional<const D: usize>(
+        &mut self,
+        what: &str,
+        got: Option<Tensor<B, D>>,
+        expected: Option<Tensor<Flex, D>>,
+    ) {
+        self.same(what, got.is_some() == expected.is_some());
+        if let Some((got, expected)) = got.zip(expected) {
+            self.compare(what, got, expected);
+        }
     }
 
     /// Records whether a result equals the reference, bit for bit.

@@ -4,7 +4,6 @@
 //! are next to its trait. The reference computes in f32 from the same values, already rounded to the format under test,
 //! so only the error of the operation itself is measured. Composed references (a group of linear modules) call the CPU
 //! backend's norm, rotation and gated activation, which are compared with their own references first.
-//! Trade-off: rounding hides errors below [`tolerance`].
 
 pub(crate) mod check;
 

@@ -1,6 +1,4 @@
 //! Embedding lookup, and its gradient as a sum of rows by token id.
-//!
-//! Trade-off: the gradient is a dense table.
 
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;

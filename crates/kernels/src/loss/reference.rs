@@ -12,7 +12,8 @@ use std::ops::Range;
 use burn_tensor::{DType, IndexingUpdateOp, Int, Tensor, backend::Backend};
 
 use super::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
-use crate::dtype::{to_dtype, to_f32};
+pub use crate::dtype::capped;
+use crate::dtype::{to_dtype, to_f32, weighted};
 use crate::linear::WeightGradient;
 use crate::weights::Weight;
 use crate::weights::reference::dense;
@@ -95,13 +96,6 @@ fn joined<B: Backend>(mut chunks: Vec<Tensor<B, 1>>, device: &B::Device) -> Tens
     }
 }
 
-fn weighted<B: Backend>(values: Tensor<B, 1>, weights: Option<Tensor<B, 1>>) -> Tensor<B, 1> {
-    match weights {
-        Some(weights) => values.mul(weights),
-        None => values,
-    }
-}
-
 /// Counts the rows of logits `[c, v]` whose target has the highest logit, `[1]` f32. A soft cap does not change which logit is highest.
 fn highest_at<B: Backend>(logits_cv: Tensor<B, 2>, targets_c: Tensor<B, 1, Int>) -> Tensor<B, 1> {
     let rows = targets_c.dims()[0];
@@ -113,14 +107,6 @@ fn highest_at<B: Backend>(logits_cv: Tensor<B, 2>, targets_c: Tensor<B, 1, Int>)
 /// Multiplies logits by their factor, if that is not 1.
 pub fn scaled<B: Backend, const D: usize>(logits: Tensor<B, D>, logit_scale: f64) -> Tensor<B, D> {
     if logit_scale == 1.0 { logits } else { logits.mul_scalar(logit_scale) }
-}
-
-/// Computes `cap * tanh(logits / cap)`, or returns the logits if there is no cap.
-pub fn capped<B: Backend, const D: usize>(logits: Tensor<B, D>, soft_cap: Option<f64>) -> Tensor<B, D> {
-    match soft_cap {
-        Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
-        None => logits,
-    }
 }
 
 /// Implements [`LossOps::cross_entropy`].
@@ -149,10 +135,7 @@ pub fn cross_entropy<B: Backend>(
         let factors_c1 = weights_c.unwrap_or_else(ones).mul_scalar(scale).reshape([rows, 1]);
         let scaled_cv = exponentials_cv.mul(sum_c1.recip().mul(factors_c1.clone()));
         let gradient_cv = scaled_cv.scatter(1, targets_c1, factors_c1.neg(), IndexingUpdateOp::Add);
-        match slope_cv {
-            Some(slope_cv) => gradient_cv.mul(slope_cv),
-            None => gradient_cv,
-        }
+        weighted(gradient_cv, slope_cv)
     });
     (losses_c, gradient)
 }

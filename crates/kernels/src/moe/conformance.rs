@@ -7,7 +7,7 @@ use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::memory::slices;
 use burn_flex::Flex;
-use burn_tensor::{DType, Int, Tensor, TensorData};
+use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
@@ -34,12 +34,11 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
 }
 
 /// Returns a correction that moves some experts past others, by amounts that no two scores differ by; the last expert stays the last.
-fn correction<B: Kernels>(check: &Check<'_, B>, experts: usize) -> (Tensor<B, 1>, Tensor<Flex, 1>) {
+fn correction<B: Kernels>(check: &Check<'_, B>, experts: usize) -> Pair<B, 1> {
     let moved = |expert: usize| 0.11 * ((expert * 7) % 5) as f32 + 0.0013 * expert as f32;
     let value = |expert: usize| if expert + 1 == experts { -0.5 } else { moved(expert) };
     let values: Vec<f32> = (0..experts).map(value).collect();
-    let data = TensorData::new(values, [experts]);
-    (Tensor::from_data(data.clone(), (check.device, DType::F32)), Tensor::from_data(data, (&check.cpu, DType::F32)))
+    check.on_both(DType::F32, [experts], values)
 }
 
 /// Returns logits that per token permute well-separated values; of several experts, the last is never chosen.
@@ -50,10 +49,8 @@ fn logits<B: Kernels>(check: &Check<'_, B>, experts: usize, top_k: usize) -> Pai
         expert if expert + spare == experts && spare > 0 => -4.0,
         expert => ((expert * 31 + token * 17) % (experts - spare)) as f32 * (6.0 / experts as f32) - 2.0,
     };
-    let values: Vec<f32> = (0..tokens).flat_map(|token| (0..experts).map(move |expert| value(token, expert))).collect();
-    let data = TensorData::new(values, [tokens, experts]).convert_dtype(check.case.dtype);
-    let on_cpu = Tensor::from_data(data.clone().convert_dtype(DType::F32), (&check.cpu, DType::F32));
-    (Tensor::from_data(data, (check.device, check.case.dtype)), on_cpu)
+    let values = (0..tokens).flat_map(|token| (0..experts).map(move |expert| value(token, expert))).collect();
+    check.on_both(check.case.dtype, [tokens, experts], values)
 }
 
 fn routing<B: Kernels>(check: &mut Check<'_, B>, experts: usize, top_k: usize, router: RouterSpec) {

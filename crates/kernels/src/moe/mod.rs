@@ -4,7 +4,6 @@
 //! expert are contiguous, in the order of tokens. The experts themselves are groups of stacks over these rows ([`crate::Group::rows`]). The router's
 //! scores, the experts' weights and their gradients are f32; of equal scores, the expert with the lower index wins, and what is not a number counts as
 //! the largest one.
-//! Trade-off: a token's rows are copied for all of its experts at once, forward and backward.
 //!
 //! Suffixes: `n` tokens, `d` hidden size, `e` experts, `k` experts per token, `s` rows of all experts (`n k` of them).
 

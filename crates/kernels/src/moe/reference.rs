@@ -97,7 +97,6 @@ fn largest(values: &[f32], indices: impl Iterator<Item = usize>, count: usize) -
     indices
 }
 
-/// Returns the value, or infinity if it is not a number.
 fn comparable(value: f32) -> f32 {
     if value.is_nan() { f32::INFINITY } else { value }
 }
@@ -110,7 +109,6 @@ struct Order {
 }
 
 impl Order {
-    /// Sorts the experts of all choices.
     fn of(chosen: &[usize], experts: usize) -> Self {
         let mut rows = vec![0; experts];
         chosen.iter().for_each(|&expert| rows[expert] += 1);

@@ -27,7 +27,6 @@ pub fn forward<B: Backend>(x_nd: Tensor<B, 2>, norm: &NormWeight<B>) -> Tensor<B
     to_dtype(x_nd.mul(rstd_n1).mul(factors(norm)), dtype)
 }
 
-/// Adds the residual, if any, to `y`.
 pub(crate) fn plus<B: Backend>(y_nd: Tensor<B, 2>, residual_nd: Option<Tensor<B, 2>>) -> Tensor<B, 2> {
     match residual_nd {
         Some(residual_nd) => y_nd.add(residual_nd),

@@ -38,12 +38,12 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
         check.compare("accumulate: a copy of its input", copy, earlier.1);
     }
     ranges(check);
-    adamw(check, &SIZES, 3);
-    adamw_8bit(check, &SIZES, 3);
     // More parameters than one launch takes, of different sizes.
     let many: Vec<usize> = (0..70).map(|index| 1 + index * 37).collect();
-    adamw(check, &many, 1);
-    adamw_8bit(check, &many, 1);
+    for (sizes, steps) in [(&SIZES[..], 3), (&many, 1)] {
+        adamw(check, "adamw_foreach", sizes, steps, (zero_state, zero_state));
+        adamw(check, "adamw_foreach, 8 bits", sizes, steps, (zero_8bit_state, zero_8bit_state));
+    }
     skipped(check);
 }
 
@@ -91,7 +91,6 @@ fn skipped<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// Copies all of a state to the host.
 fn bits<B: Backend>(state: &AdamWState<B>) -> Vec<TensorData> {
     let moments = match &state.moments {
         Moments::F32 { first, second } => vec![first.to_data(), second.to_data()],
@@ -112,18 +111,10 @@ fn half<B: Backend>(device: &B::Device) -> Tensor<B, 1> {
     Tensor::from_floats([0.5], device)
 }
 
-fn adamw<B: Kernels>(check: &mut Check<'_, B>, sizes: &[usize], steps: u64) {
-    steps_from(check, "adamw_foreach", sizes, steps, (zero_state, zero_state));
-}
-
-fn adamw_8bit<B: Kernels>(check: &mut Check<'_, B>, sizes: &[usize], steps: u64) {
-    steps_from(check, "adamw_foreach, 8 bits", sizes, steps, (zero_8bit_state, zero_8bit_state));
-}
-
 /// Builds the state of a parameter before the first step.
 type Start<B> = fn(Tensor<B, 1>) -> AdamWState<B>;
 
-fn steps_from<B: Kernels>(
+fn adamw<B: Kernels>(
     check: &mut Check<'_, B>,
     name: &str,
     sizes: &[usize],
@@ -157,12 +148,12 @@ fn steps_from<B: Kernels>(
     }
 }
 
-fn zero_state<B: Backend>(parameter: Tensor<B, 1>) -> AdamWState<B> {
+pub(super) fn zero_state<B: Backend>(parameter: Tensor<B, 1>) -> AdamWState<B> {
     let zeros = || Tensor::zeros(parameter.dims(), &parameter.device());
     AdamWState { moments: Moments::F32 { first: zeros(), second: zeros() }, parameter }
 }
 
-fn zero_8bit_state<B: Kernels>(parameter: Tensor<B, 1>) -> AdamWState<B> {
+pub(crate) fn zero_8bit_state<B: Kernels>(parameter: Tensor<B, 1>) -> AdamWState<B> {
     let (blocks, device) = (parameter.dims()[0].div_ceil(BLOCK_SIZE), parameter.device());
     let zero_codes = |map: &DynamicMap| codes::<B>(vec![map.nearest(0.0); blocks * BLOCK_SIZE], &device);
     let moments = EightBitMoments {

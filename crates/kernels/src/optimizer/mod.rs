@@ -2,7 +2,6 @@
 //!
 //! Each update takes a list of parameters ("foreach", as in torch): an adapter is hundreds of small tensors, and a backend may update
 //! them in few launches.
-//! Trade-off: an update of few large tensors gains nothing from the list.
 
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
@@ -27,6 +26,14 @@ pub struct AdamW {
     pub weight_decay: f64,
     /// Number of this step, from 1.
     pub step: u64,
+}
+
+impl AdamW {
+    /// Returns the bias corrections `1 - beta1^t` and `sqrt(1 - beta2^t)`.
+    pub(crate) fn corrections(&self) -> (f64, f64) {
+        let after = |beta: f64| 1.0 - beta.powf(self.step as f64);
+        (after(self.beta1), after(self.beta2).sqrt())
+    }
 }
 
 /// A parameter with its moments.

@@ -3,7 +3,6 @@
 //! The 8-bit step follows bitsandbytes' block-wise kernel: decode both moments, update them, take the parameter step with the exact
 //! moments, then encode them again against each block's new maximum. Rounding must not change the sign of a first moment: where it would, the code
 //! moves one step towards the sign. A skipped step is computed and then discarded, because only the device knows whether it is skipped.
-//! Trade-off: parameters are updated one after the other, with one pass over memory per arithmetic step.
 
 use burn_tensor::{Bool, DType, Int, IntDType, Tensor, backend::Backend};
 use firebrick_precision::DynamicMap;
@@ -88,8 +87,7 @@ fn adamw<B: Backend>(
     let gradient = to_f32(gradient).mul(gradient_scale);
     let [first, second] = moments;
     let (first, second) = update_moments(gradient, first, second, hyper);
-    let correction1 = 1.0 - hyper.beta1.powf(hyper.step as f64);
-    let correction2 = (1.0 - hyper.beta2.powf(hyper.step as f64)).sqrt();
+    let (correction1, correction2) = hyper.corrections();
     let denominator = second.clone().sqrt().div_scalar(correction2).add_scalar(hyper.epsilon);
     let update = first.clone().div(denominator).mul_scalar(hyper.learning_rate / correction1);
     let decayed = parameter.mul_scalar(1.0 - hyper.learning_rate * hyper.weight_decay);
@@ -128,8 +126,7 @@ fn adamw_8bit<B: WeightOps>(
     let (first, second) = update_moments(gradient, first, second, hyper);
     let (first, second) = (first.mask_fill(skipped.clone(), 0.0), second.mask_fill(skipped.clone(), 0.0));
 
-    let correction1 = 1.0 - hyper.beta1.powf(hyper.step as f64);
-    let correction2 = (1.0 - hyper.beta2.powf(hyper.step as f64)).sqrt();
+    let (correction1, correction2) = hyper.corrections();
     let denominator = second.clone().sqrt().add_scalar(correction2 * hyper.epsilon);
     let update = first.clone().div(denominator).mul_scalar(hyper.learning_rate * correction2 / correction1);
     let updated = parameter.clone().sub(update).mul_scalar(1.0 - hyper.learning_rate * hyper.weight_decay);
@@ -213,6 +210,7 @@ fn count_below<B: Backend>(thresholds: &Tensor<B, 1>, values: &Tensor<B, 1>) -> 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
+    use crate::optimizer::conformance::{zero_8bit_state, zero_state};
     use crate::testing::{Plain, assert_close, random};
 
     const HYPER: AdamW =
@@ -282,23 +280,10 @@ mod tests {
 
     #[test]
     fn adamw_8bit_stays_near_adamw_in_float() {
-        let device = Default::default();
-        let elements = 700;
-        let zero_code = |map: &DynamicMap| map.nearest(0.0);
-        let codes = |code: u8| crate::weights::reference::codes::<Plain>(vec![code; 768], &device);
-        let moments = EightBitMoments::<Plain> {
-            first_codes: codes(zero_code(DynamicMap::signed())),
-            first_absmax: Tensor::zeros([3], &device),
-            second_codes: codes(zero_code(DynamicMap::unsigned())),
-            second_absmax: Tensor::zeros([3], &device),
-        };
-        let start = random::<Plain, 1>(1, [elements]);
-        let zeros = || Tensor::zeros([elements], &device);
-        let in_f32 = Moments::F32 { first: zeros(), second: zeros() };
-        let state = |moments| AdamWState { parameter: start.clone(), moments };
-        let mut states = vec![state(Moments::EightBit(Box::new(moments))), state(in_f32)];
+        let start = random::<Plain, 1>(1, [700]);
+        let mut states = vec![zero_8bit_state(start.clone()), zero_state(start)];
         for step in 1..=10 {
-            let gradient = random::<Plain, 1>(20 + step, [elements]);
+            let gradient = random::<Plain, 1>(20 + step, [700]);
             let hyper = AdamW { step, weight_decay: 0.0, ..HYPER };
             states = adamw_foreach(states, vec![gradient; 2], one(), &hyper);
         }

@@ -2,7 +2,6 @@
 //!
 //! A quantized weight keeps the codes and scales that `firebrick-precision` computes, byte for byte, in the layout that
 //! each backend prefers. One function each quantizes, dequantizes and uploads every format.
-//! Trade-off: a format's reference body dequantizes to f32; faster conversions are up to the backend.
 
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
@@ -33,19 +32,12 @@ pub struct QuantizedWeight<B: Backend> {
     /// The codes, padded to whole blocks with the code of zero: bytes (u8), or 32-bit words if the backend has no
     /// bytes. Only NF4, whose blocks run across rows, needs padding.
     pub codes: Tensor<B, 1, Int>,
-    /// The scales.
-    pub scales: Scales<B>,
+    /// A scale per block.
+    pub scales: BlockScales<B>,
     /// The table in which codes are looked up, in the layout that the backend's dequantization reads.
     pub table: Tensor<B, 2>,
     /// `[out, in]`.
     pub shape: [usize; 2],
-}
-
-/// Scales of a quantized weight.
-#[derive(Clone, Debug)]
-pub struct Scales<B: Backend> {
-    /// One scale per block.
-    pub block: BlockScales<B>,
 }
 
 /// Block scales: one f32 per block, or one 8-bit code per block.
@@ -146,31 +138,24 @@ impl<B: WeightOps> QuantizedWeight<B> {
             self.shape,
             self.format
         );
-        let codes = |codes: &Tensor<B, 1, Int>| {
-            let parts = B::slices(Payload::Codes(codes.clone()), &evenly(codes.dims()[0], count));
-            parts.into_iter().map(Payload::into_codes).collect::<Vec<_>>()
-        };
-        let values = |values: &Tensor<B, 1>| slices(values.clone(), &evenly(values.dims()[0], count));
-        let scales: Vec<BlockScales<B>> = match &self.scales.block {
-            BlockScales::Float(scales) => values(scales).into_iter().map(BlockScales::Float).collect(),
-            BlockScales::Narrow { codes: of_blocks, map } => {
-                let narrow = |codes| BlockScales::Narrow { codes, map: map.clone() };
-                codes(of_blocks).into_iter().map(narrow).collect()
-            }
-            BlockScales::Nested { codes: of_blocks, absmax, map, offset, .. } => {
+        // The last part of these scales, a map or an offset, is that of every matrix.
+        let shared = match &self.scales {
+            BlockScales::Float(_) => 0,
+            BlockScales::Narrow { .. } => 1,
+            BlockScales::Nested { .. } => {
                 assert!(blocks.is_multiple_of(blockwise::BLOCK_SIZE), "{blocks} blocks are whole nested blocks");
-                let nested = |(codes, absmax)| {
-                    let (map, offset) = (map.clone(), offset.clone());
-                    BlockScales::Nested { codes, absmax, map, offset, blocks }
-                };
-                codes(of_blocks).into_iter().zip(values(absmax)).map(nested).collect()
+                1
             }
         };
-        let matrix = |(codes, block)| {
-            let (format, table) = (self.format, self.table.clone());
-            Self { format, codes, scales: Scales { block }, table, shape }
+        let parts = self.parts();
+        let own = parts.len() - shared;
+        let of_matrices = |(index, part): (usize, Payload<B>)| {
+            let elements = part.layout().elements;
+            if index < own { B::slices(part, &evenly(elements, count)) } else { vec![part; count] }
         };
-        codes(&self.codes).into_iter().zip(scales).map(matrix).collect()
+        let parts: Vec<_> = parts.into_iter().enumerate().map(of_matrices).collect();
+        let of_matrix = |index: usize| parts.iter().map(|part| part[index].clone()).collect();
+        (0..count).map(|index| self.with_parts(shape, of_matrix(index))).collect()
     }
 }
 
@@ -186,7 +171,7 @@ impl<B: Backend> QuantizedWeight<B> {
         let codes = |codes: &Tensor<B, 1, Int>| stored(codes.shape(), codes.dtype());
         let floats = |values: &Tensor<B, 1>| stored(values.shape(), values.dtype());
         codes(&self.codes)
-            + match &self.scales.block {
+            + match &self.scales {
                 BlockScales::Float(scales) => floats(scales),
                 BlockScales::Narrow { codes: scales, map } => codes(scales) + floats(map),
                 BlockScales::Nested { codes: scales, absmax, offset, .. } => {
@@ -217,7 +202,7 @@ impl<B: WeightOps> QuantizedWeight<B> {
 impl<B: Backend> QuantizedWeight<B> {
     /// Returns codes and scales, flat.
     pub fn parts(&self) -> Vec<Payload<B>> {
-        let scales = match &self.scales.block {
+        let scales = match &self.scales {
             BlockScales::Float(scales) => vec![Payload::Values(scales.clone())],
             BlockScales::Narrow { codes, map } => vec![Payload::Codes(codes.clone()), Payload::Values(map.clone())],
             BlockScales::Nested { codes, absmax, offset, .. } => {
@@ -229,8 +214,8 @@ impl<B: Backend> QuantizedWeight<B> {
 
     /// Returns the layout of the parts of a weight with another shape `[out, in]`, in the same format and with the same kinds of tensors.
     pub fn layouts(&self, shape: [usize; 2]) -> Vec<PayloadLayout> {
-        let sizes = part_sizes(self.format, shape, matches!(self.scales.block, BlockScales::Float(_)));
-        let is_nested = matches!(self.scales.block, BlockScales::Nested { .. });
+        let sizes = part_sizes(self.format, shape, matches!(self.scales, BlockScales::Float(_)));
+        let is_nested = matches!(self.scales, BlockScales::Nested { .. });
         let of = |(index, (part, [count, _])): (usize, (Payload<B>, [usize; 2]))| {
             let layout = part.layout();
             // Without a byte type, a backend stores four bytes per word, except for nested codes.
@@ -249,7 +234,7 @@ impl<B: Backend> QuantizedWeight<B> {
         let mut parts = parts.into_iter();
         let mut next = || parts.next().expect("a weight has all its parts");
         let codes = next().into_codes();
-        let block = match &self.scales.block {
+        let scales = match &self.scales {
             BlockScales::Float(_) => BlockScales::Float(next().into_values()),
             BlockScales::Narrow { .. } => BlockScales::Narrow { codes: next().into_codes(), map: next().into_values() },
             BlockScales::Nested { map, .. } => BlockScales::Nested {
@@ -260,7 +245,7 @@ impl<B: Backend> QuantizedWeight<B> {
                 blocks: self.format.blocks(shape[0] * shape[1], shape[1]),
             },
         };
-        Self { format: self.format, codes, scales: Scales { block }, table: self.table.clone(), shape }
+        Self { format: self.format, codes, scales, table: self.table.clone(), shape }
     }
 }
 

@@ -1,11 +1,9 @@
 //! Quantized weights in ordinary Burn operations, without bit operations: a byte selects its one or two values from a table of 256 rows.
-//!
-//! Trade-off: some backends (candle) have no integer bit operations, so each byte is a lookup in a table.
 
 use burn_tensor::{DType, Element, Int, IntDType, Tensor, TensorData, backend::Backend};
 use firebrick_precision::{BlockScales as HostBlockScales, DynamicMap, HostScales, QuantFormat, blockwise, narrow_map};
 
-use super::{BlockScales, QuantizedWeight, Scales, Weight, WeightOps};
+use super::{BlockScales, QuantizedWeight, Weight, WeightOps};
 use crate::HostBuffer;
 use crate::dtype::to_dtype;
 
@@ -51,7 +49,7 @@ pub fn dequantize<B: Backend>(weight: &QuantizedWeight<B>) -> Tensor<B, 2> {
 
 /// Returns the scale of each block, `[blocks]` f32.
 pub fn block_scales<B: Backend>(weight: &QuantizedWeight<B>) -> Tensor<B, 1> {
-    match &weight.scales.block {
+    match &weight.scales {
         BlockScales::Float(scales) => scales.clone(),
         BlockScales::Narrow { codes, map } => map.clone().select(0, index(codes.clone())),
         BlockScales::Nested { codes, absmax, map, offset, blocks } => {
@@ -64,7 +62,7 @@ pub fn block_scales<B: Backend>(weight: &QuantizedWeight<B>) -> Tensor<B, 1> {
 }
 
 /// Uploads scales, their codes padded to whole nested blocks.
-pub(crate) fn upload_scales<B: WeightOps>(scales: &HostScales, device: &B::Device) -> Scales<B> {
+pub(crate) fn upload_scales<B: WeightOps>(scales: &HostScales, device: &B::Device) -> BlockScales<B> {
     let padded = |given: &[u8], count| {
         let mut padded = given.to_vec();
         padded.resize(count, 0);
@@ -80,8 +78,8 @@ pub(crate) fn scales_by<B: Backend>(
     codes: impl Fn(&[u8], usize) -> Tensor<B, 1, Int>,
     values: impl Fn(&[f32]) -> Tensor<B, 1>,
     signed: impl FnOnce() -> Tensor<B, 1>,
-) -> Scales<B> {
-    let block = match &scales.block {
+) -> BlockScales<B> {
+    match &scales.block {
         HostBlockScales::Float(of_blocks) => BlockScales::Float(values(of_blocks)),
         HostBlockScales::Narrow { codes: of_blocks, format, tensor } => {
             BlockScales::Narrow { codes: codes(of_blocks, of_blocks.len()), map: values(&narrow_map(*format, *tensor)) }
@@ -93,8 +91,7 @@ pub(crate) fn scales_by<B: Backend>(
             offset: values(&[*offset]),
             blocks: of_blocks.len(),
         },
-    };
-    Scales { block }
+    }
 }
 
 /// Uploads codes of at most 8 bits as the backend stores them.

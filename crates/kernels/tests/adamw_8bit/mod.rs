@@ -24,7 +24,6 @@ const GOLDEN_STEPS: u32 = 4;
 /// Positions of a NaN and an infinity in the gradient of step 2.
 const NON_FINITE: std::ops::Range<usize> = 600..602;
 
-/// Parameters and moments on the host.
 type HostState = (Vec<f32>, AdamW8bitState);
 
 fn upload_f32<B: Kernels>(values: &[f32]) -> Tensor<B, 1> {
@@ -45,7 +44,6 @@ fn download<B: Kernels>(codes: Tensor<B, 1, Int>, absmax: Tensor<B, 1>, elements
     BlockwiseQuantized { codes, absmax: absmax.into_data().to_vec().unwrap() }
 }
 
-/// Takes one step on the device, from and to host values.
 fn device_step<B: Kernels>(
     (parameters, moments): &HostState,
     gradients: &[f32],

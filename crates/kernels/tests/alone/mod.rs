@@ -8,7 +8,6 @@ use firebrick_precision::difference::largest_difference;
 
 use super::*;
 
-/// Returns the device for one test of this module.
 fn device_alone() -> Option<(Device, RwLockWriteGuard<'static, ()>)> {
     Some((card::device()?, USERS.write().unwrap_or_else(PoisonError::into_inner)))
 }
@@ -18,7 +17,6 @@ fn context() -> firebrick_cuda::Context {
     context.expect("the context of the device")
 }
 
-/// Returns the free bytes once all work is done.
 fn free_bytes(device: &Device) -> u64 {
     let _ = Cuda::sync(device);
     context().memory().expect("memory").free_bytes
@@ -32,13 +30,8 @@ fn choose_gemms(device: &Device, gemm_algorithms: GemmAlgorithms) {
 fn memory_comes_back_after_use() {
     let Some((device, _alone)) = device_alone() else { return };
     let work = || {
-        let case = Case {
-            documents: vec![128; 4],
-            hidden_size: 512,
-            intermediate_size: 2048,
-            ..Case::small(half(&device), 128)
-        };
-        assert_case(&case, &device);
+        let small = Case::small(half(&device), 128);
+        assert_case(&Case { documents: vec![128; 4], hidden_size: 512, intermediate_size: 2048, ..small }, &device);
         Cuda::release_memory(&device);
         free_bytes(&device)
     };
@@ -82,7 +75,8 @@ fn measured_algorithms_compute_the_same_and_are_kept() {
 fn attention_over_packed_documents_keeps_nothing_until_the_section_ends() {
     let Some((device, _alone)) = device_alone() else { return };
     let documents = Documents::<Cuda>::new(&[0, 5000, 6001, 16_384], &device);
-    let (qkv, d_o) = layer::<Cuda>(documents.tokens(), 0, half(&device), &device);
+    let tokens = documents.tokens();
+    let (qkv, d_o) = layer::<Cuda>(&layer_values(tokens, 0), tokens, half(&device), &device);
     let passes = |count: usize| {
         Cuda::release_memory(&device);
         let before = free_bytes(&device);
@@ -168,9 +162,7 @@ fn the_last_queries_of_a_very_long_document_have_their_gradients() {
         d_o.narrow(1, last.start, of_queries),
     );
     let expected = end(alone, 0..of_queries);
-    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
-    let apart = square(&mut found.iter().zip(&expected).map(|(found, expected)| found - expected));
-    let error = (apart / square(&mut expected.iter().copied())).sqrt();
+    let error = relative_difference(&found, &expected, 0.0);
     assert!(error < 2e-2, "relative error {error:.2e}");
 }
 

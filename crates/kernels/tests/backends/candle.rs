@@ -1,6 +1,4 @@
 //! The candle backend: every operation against the reference on burn-flex.
-//!
-//! Trade-off: f32 only, as in training on candle.
 
 use burn_tensor::DType;
 use firebrick_kernels::backends::Candle;
@@ -10,12 +8,11 @@ use crate::adamw_8bit;
 
 #[test]
 fn every_operation_equals_the_reference_on_flex() {
-    let small = || Case::small(DType::F32, 32);
-    let odd = Case { documents: vec![1, 9, 30], hidden_size: 33, intermediate_size: 67, rank: 3, ..small() };
-    for case in [small(), Case { window: Some(7), ..small() }, odd] {
-        let mut findings = every_operation::<Candle>(&case, &Default::default());
-        findings.extend(products::<Candle>(&case, &Default::default()));
-        verdict(case.dtype, findings).unwrap_or_else(|problem| panic!("{case:?}: {problem}"));
+    let small = Case::small(DType::F32, 32);
+    let odd = Case { documents: vec![1, 9, 30], hidden_size: 33, intermediate_size: 67, rank: 3, ..small.clone() };
+    for case in [small.clone(), Case { window: Some(7), ..small }, odd] {
+        let findings = [every_operation::<Candle>, products::<Candle>].map(|run| run(&case, &Default::default()));
+        verdict(case.dtype, findings.concat()).unwrap_or_else(|problem| panic!("{case:?}: {problem}"));
     }
 }
 

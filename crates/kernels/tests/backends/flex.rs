@@ -1,6 +1,4 @@
 //! The flex backend: 8-bit AdamW against bitsandbytes. Its other operations are compared with their reference bodies next to them.
-//!
-//! Trade-off: this one operation is here, since its golden file is read in the same way for every backend.
 
 use firebrick_kernels::backends::Flex;
 

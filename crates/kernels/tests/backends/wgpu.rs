@@ -10,7 +10,6 @@ use firebrick_precision::QuantFormat;
 
 use crate::adamw_8bit;
 
-/// Returns whether there is an adapter.
 #[expect(clippy::print_stderr, reason = "a test that is not run must be seen")]
 fn has_adapter() -> bool {
     match BackendKind::Wgpu.probe() {

@@ -1,9 +1,7 @@
 //! Measures the accuracy of a result: its slope over the expected values, and the remaining noise.
-//! Trade-off: everything is compared on the host, in f64.
 
 use burn_tensor::{Tensor, backend::Backend};
 
-/// Returns the values of a matrix, whatever its format.
 pub(crate) fn host<B: Backend>(values: Tensor<B, 2>) -> Vec<f64> {
     values.into_data().convert::<f32>().to_vec::<f32>().unwrap().into_iter().map(f64::from).collect()
 }

@@ -139,8 +139,8 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         buffer.as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = 1.0f32.to_ne_bytes());
         let row = TensorSpec { shape: vec![1, columns], ..tensor.clone() };
         let mut row = self.quantize(&row.into(), Values::here(buffer, DType::F32), format)?;
-        if is_float && !matches!(row.scales.block, BlockScales::Float(_)) {
-            row.scales.block = BlockScales::Float(Tensor::ones([row.blocks()], (self.device, DType::F32)));
+        if is_float && !matches!(row.scales, BlockScales::Float(_)) {
+            row.scales = BlockScales::Float(Tensor::ones([row.blocks()], (self.device, DType::F32)));
         }
         Ok(Base::Frozen(Weight::Quantized(row)))
     }

@@ -75,7 +75,7 @@ fn data_of_weight(weight: Weight<Flex>) -> Vec<TensorData> {
         Weight::Dense(weight) => vec![weight.into_data()],
         Weight::Quantized(weight) => {
             let mut data = vec![weight.codes.into_data(), weight.table.into_data()];
-            match weight.scales.block {
+            match weight.scales {
                 BlockScales::Float(absmax) => data.push(absmax.into_data()),
                 BlockScales::Narrow { codes, map } => data.extend([codes.into_data(), map.into_data()]),
                 BlockScales::Nested { codes, absmax, map, offset, .. } => {

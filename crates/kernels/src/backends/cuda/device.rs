@@ -1,7 +1,6 @@
 //! A device as the operations of one thread use it: the engine, and what each subject keeps from one operation to the next.
 //!
 //! The engine knows no subject. So whatever subjects must do when a section ends or fails is done here.
-//! Trade-off: this file names every subject that keeps something.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -74,7 +73,7 @@ impl Device {
 
     fn new(device: &CudaDevice) -> Result<Self, CudaError> {
         let (engine, library) = Engine::new(device, Library::new)?;
-        let context = engine.context();
+        let context = &engine.context;
         let info = context.driver().device(context.ordinal())?;
         Ok(Self {
             library: library?,
@@ -105,6 +104,12 @@ impl Device {
         open.close();
         result
     }
+}
+
+/// Runs `work` in a section of this thread's device.
+pub(super) fn in_section<R>(device: &CudaDevice, work: impl FnOnce(&Device) -> R) -> R {
+    let device = Device::of(device);
+    device.section(|| work(&device))
 }
 
 /// An outermost section. It also ends on error paths.

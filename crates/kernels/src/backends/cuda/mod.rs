@@ -3,7 +3,6 @@
 //! All work runs on one stream of the engine, which synchronizes with CubeCL's stream only at the edges of a section (`engine/section.rs`). Each
 //! other folder is one subject: it implements the trait of that subject for [`Cuda`], with the sources of its kernels next to it. Operations are
 //! methods of `Device`: the engine, and what the subjects keep from one operation to the next (`device.rs`).
-//! Trade-off: two threads may use one device, but only one of them can be inside a section at a time.
 
 #![allow(unsafe_code, reason = "launching device work is unsafe; this folder is where it is justified")]
 #![deny(clippy::undocumented_unsafe_blocks)]

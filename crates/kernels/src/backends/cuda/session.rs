@@ -1,6 +1,4 @@
 //! The protocol of a run on CUDA: what it announces, sections and pauses, release of memory, and waits that it reports.
-//!
-//! Trade-off: releasing memory waits for the device.
 
 use burn_tensor::backend::Backend;
 use cubecl::cuda::CudaDevice;
@@ -62,7 +60,7 @@ impl Session for Cuda {
 
 fn make_room(device: &Device, tokens: usize) {
     let Some([needed, pinned]) = device.room.needed(tokens) else { return };
-    let free = check("asking for free memory", device.context().memory()).free_bytes;
+    let free = check("asking for free memory", device.context.memory()).free_bytes;
     if free < needed || device.copies.waiting_bytes() > pinned {
         // Kept weights are the same for passes of every size.
         release_pools(device);

@@ -2,7 +2,6 @@
 //!
 //! Heads are read in place, with strides, so nothing is transposed. Scores exist for one block of queries at a time, so memory grows linearly with
 //! the document. Each block is multiplied only with the keys from the start of its first query's window to its last query.
-//! Trade-off: f32 only; other dtypes, and the cached attention of generation, take the reference body.
 
 use std::ops::Range;
 
@@ -67,7 +66,7 @@ impl AttentionOps for Flex {
         }
         match prompts {
             Some(documents) => Self::packed_attention(qkv, sinks, spec, documents).o,
-            None => reference::cached(qkv.q.clone(), sinks, cache, tokens, spec),
+            None => reference::cached(Tensor::matmul, qkv.q.clone(), sinks, cache, tokens, spec),
         }
     }
 }
@@ -278,14 +277,15 @@ fn backward(
         d_o: Floats::of(d_o),
     };
     let tasks = tasks(documents, sizes.groups);
-    let results: Vec<Gradients> = tasks.par_iter().map(|task| backward_task(task, sizes, &inputs, tokens)).collect();
+    let results: Vec<[Vec<f32>; 3]> =
+        tasks.par_iter().map(|task| backward_task(task, sizes, &inputs, tokens)).collect();
 
     let mut dq = vec![0.0; tokens * sizes.query_stride()];
     let (mut dk, mut dv) = (vec![0.0; tokens * sizes.key_stride()], vec![0.0; tokens * sizes.key_stride()]);
-    for (task, result) in tasks.iter().zip(&results) {
-        place(&mut dq, &result.dq, task, sizes.shared * sizes.width, sizes.query_stride());
-        place(&mut dk, &result.dk, task, sizes.width, sizes.key_stride());
-        place(&mut dv, &result.dv, task, sizes.width, sizes.key_stride());
+    for (task, [of_q, of_k, of_v]) in tasks.iter().zip(&results) {
+        place(&mut dq, of_q, task, sizes.shared * sizes.width, sizes.query_stride());
+        place(&mut dk, of_k, task, sizes.width, sizes.key_stride());
+        place(&mut dv, of_v, task, sizes.width, sizes.key_stride());
     }
     let key_shape = [tokens, sizes.key_stride()];
     Qkv { q: tensor(dq, [tokens, sizes.query_stride()]), k: tensor(dk, key_shape), v: tensor(dv, key_shape) }
@@ -300,18 +300,11 @@ struct Inputs {
     d_o: Floats,
 }
 
-/// Gradients of one task: `dq [t, shared, k]`, `dk [t, k]`, `dv [t, k]`.
-struct Gradients {
-    dq: Vec<f32>,
-    dk: Vec<f32>,
-    dv: Vec<f32>,
-}
-
-fn backward_task(task: &Task, sizes: Sizes, inputs: &Inputs, tokens: usize) -> Gradients {
+/// Computes the gradients of one task: `dq [t, shared, k]`, `dk [t, k]`, `dv [t, k]`.
+fn backward_task(task: &Task, sizes: Sizes, inputs: &Inputs, tokens: usize) -> [Vec<f32>; 3] {
     let (length, width, stride) = (task.tokens.len(), sizes.width, sizes.shared * sizes.width);
     let (keys, values) = (key_rows(inputs.k.values(), task, sizes), key_rows(inputs.v.values(), task, sizes));
-    let mut found =
-        Gradients { dq: vec![0.0; length * stride], dk: vec![0.0; length * width], dv: vec![0.0; length * width] };
+    let [mut dq, mut dk, mut dv] = [stride, width, width].map(|width| vec![0.0; length * width]);
     let block = QUERY_BLOCK.min(length);
     let (mut p, mut ds) = (vec![0.0; block * length], vec![0.0; block * length]);
     for shared in 0..sizes.shared {
@@ -333,13 +326,12 @@ fn backward_task(task: &Task, sizes: Sizes, inputs: &Inputs, tokens: usize) -> G
                 }
             });
             let (p, ds) = (Matrix::rows(&p, seen), Matrix::rows(&ds, seen));
-            product([seen, width, rows], &mut found.dv[first * width..], width, true, p.transposed(), d_o);
-            product([seen, width, rows], &mut found.dk[first * width..], width, true, ds.transposed(), queries);
-            let dq = &mut found.dq[start * stride + shared * width..];
-            product([rows, width, seen], dq, stride, false, ds, keys);
+            product([seen, width, rows], &mut dv[first * width..], width, true, p.transposed(), d_o);
+            product([seen, width, rows], &mut dk[first * width..], width, true, ds.transposed(), queries);
+            product([rows, width, seen], &mut dq[start * stride + shared * width..], stride, false, ds, keys);
         }
     }
-    found
+    [dq, dk, dv]
 }
 
 /// Turns a row of scores into probabilities and a row of their gradients into gradients of the unscaled scores.

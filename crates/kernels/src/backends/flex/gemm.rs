@@ -13,17 +13,14 @@ pub(super) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Creates a matrix of contiguous rows, `stride` apart.
     pub(super) fn rows(values: &'a [f32], stride: usize) -> Self {
         Self { values, row_stride: stride, column_stride: 1 }
     }
 
-    /// Returns the rows from `first` on.
     pub(super) fn after_row(self, first: usize) -> Self {
         Self { values: &self.values[first * self.row_stride..], ..self }
     }
 
-    /// Returns the transpose, without a copy.
     pub(super) fn transposed(self) -> Self {
         Self { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
     }

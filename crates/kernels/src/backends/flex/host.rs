@@ -1,6 +1,4 @@
 //! Conversion between Burn tensors on the CPU and slices, without copies for contiguous tensors, and the division of work into tasks.
-//!
-//! Trade-off: results are new vectors; only a cache of keys and values is updated in place.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
@@ -8,12 +6,10 @@ use burn_tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
 /// Values per task: enough to pay for moving it to another core.
 pub(super) const TASK: usize = 16 * 1024;
 
-/// Returns the number of rows of `width` that make one task.
 pub(super) fn rows_per_task(width: usize) -> usize {
     (TASK / width).max(1)
 }
 
-/// Returns whether the loops of this backend support a tensor.
 pub(super) fn is_f32<const D: usize>(tensor: &Tensor<Flex, D>) -> bool {
     tensor.dtype() == DType::F32
 }
@@ -47,13 +43,11 @@ pub(super) fn in_place<const D: usize>(tensor: Tensor<Flex, D>, work: impl FnOnc
     Tensor::from_primitive(TensorPrimitive::Float(primitive))
 }
 
-/// Returns the bytes of an 8-bit tensor.
 pub(super) fn bytes(tensor: &Tensor<Flex, 1, Int>) -> FlexTensor {
     let primitive = tensor.clone().into_primitive();
     if primitive.as_slice::<u8>().is_some() { primitive } else { primitive.to_contiguous() }
 }
 
-/// Converts indices to `usize`.
 pub(super) fn indices(tensor: Tensor<Flex, 1, Int>) -> Vec<usize> {
     tensor.into_data().iter::<i64>().map(|index| index as usize).collect()
 }

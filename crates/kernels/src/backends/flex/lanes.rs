@@ -33,7 +33,6 @@ pub(super) fn sum(a: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
-/// Returns the largest value.
 #[inline(always)]
 pub(super) fn max(a: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };

@@ -1,7 +1,6 @@
 //! Gated activation and rotary embedding on the CPU, one pass each.
 //!
 //! GEMMs are Burn's own, so the reference body composes groups of modules and calls these functions.
-//! Trade-off: f32 only; other dtypes take the reference body.
 
 use burn_flex::Flex;
 use burn_tensor::Tensor;
@@ -96,7 +95,6 @@ fn rotated(x: Tensor<Flex, 2>, tables: &RotaryTables<Flex>, head_dim: usize, dir
     tensor(y, [tokens, width])
 }
 
-/// Returns the gradients of gate and up.
 #[inline(always)]
 fn silu_gradients(gate: f32, up: f32, dy: f32) -> [f32; 2] {
     let sigma = lanes::sigmoid(gate);
@@ -114,7 +112,6 @@ fn gelu_sigma(gate: f32) -> f32 {
     lanes::sigmoid(GELU_LINEAR * gate * (1.0 + GELU_CUBIC * gate * gate))
 }
 
-/// Returns the gradients of gate and up.
 #[inline(always)]
 fn gelu_gradients(gate: f32, up: f32, dy: f32) -> [f32; 2] {
     let sigma = gelu_sigma(gate);
@@ -128,7 +125,6 @@ fn clamped_swiglu(gate: f32, up: f32, alpha: f32, limit: f32) -> f32 {
     gate * lanes::sigmoid(alpha * gate) * (up.clamp(-limit, limit) + 1.0)
 }
 
-/// Returns the gradients of gate and up.
 #[inline(always)]
 fn clamped_swiglu_gradients(gate: f32, up: f32, dy: f32, alpha: f32, limit: f32) -> [f32; 2] {
     let (clamped, factor) = (gate.min(limit), up.clamp(-limit, limit) + 1.0);

@@ -20,15 +20,9 @@ use burn_tensor::Tensor;
 use rayon::prelude::*;
 
 use crate::weights::{QuantizedWeight, WeightOps, reference};
-use crate::{ConvOps, EmbeddingOps, Kernels, MemoryOps, MoeOps, Session};
 use host::{Floats, TASK, bytes, tensor};
 
-impl Session for Flex {}
-impl MemoryOps for Flex {}
-impl MoeOps for Flex {}
-impl ConvOps for Flex {}
-impl EmbeddingOps for Flex {}
-impl Kernels for Flex {}
+super::by_default!(Flex: Session, MemoryOps, MoeOps, ConvOps, EmbeddingOps, Kernels);
 
 impl WeightOps for Flex {
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {

@@ -1,6 +1,4 @@
 //! RMSNorm on the CPU: one pass over the rows forward, one backward.
-//!
-//! Trade-off: f32 only; other dtypes take the reference body.
 
 use burn_flex::Flex;
 use burn_tensor::Tensor;
@@ -32,7 +30,6 @@ impl NormOps for Flex {
     }
 }
 
-/// Returns weight plus offset.
 fn factors(norm: &NormWeight<Flex>) -> Tensor<Flex, 1> {
     let weight = norm.weight.clone();
     if norm.offset == 0.0 { weight } else { weight.add_scalar(norm.offset) }

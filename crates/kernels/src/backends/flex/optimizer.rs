@@ -48,8 +48,8 @@ fn adamw(
     let gradient = Floats::of(gradient);
     let (beta1, beta2) = (hyper.beta1 as f32, hyper.beta2 as f32);
     let (rest1, rest2) = ((1.0 - hyper.beta1) as f32, (1.0 - hyper.beta2) as f32);
-    let step_size = (hyper.learning_rate / (1.0 - hyper.beta1.powf(hyper.step as f64))) as f32;
-    let correction2 = (1.0 / (1.0 - hyper.beta2.powf(hyper.step as f64)).sqrt()) as f32;
+    let (correction1, correction2) = hyper.corrections();
+    let (step_size, correction2) = ((hyper.learning_rate / correction1) as f32, (1.0 / correction2) as f32);
     let (epsilon, kept) = (hyper.epsilon as f32, (1.0 - hyper.learning_rate * hyper.weight_decay) as f32);
     let state = first.par_chunks_mut(TASK).zip(second.par_chunks_mut(TASK));
     parameter.par_chunks_mut(TASK).zip(state).zip(gradient.values().par_chunks(TASK)).for_each(|((p, (m, v)), g)| {
@@ -81,8 +81,7 @@ struct EightBitRates {
 impl EightBitRates {
     fn new(scale: f32, hyper: &AdamW) -> Self {
         let betas = [hyper.beta1, hyper.beta2];
-        let [correction1, correction2] = betas.map(|beta| 1.0 - beta.powf(hyper.step as f64));
-        let root = correction2.sqrt();
+        let (correction1, root) = hyper.corrections();
         Self {
             scale,
             beta: betas.map(|beta| beta as f32),
@@ -204,6 +203,7 @@ fn normalize(values: &mut [f32; BLOCK_SIZE], map: &DynamicMap) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::optimizer::conformance::zero_8bit_state;
     use crate::testing::{assert_close, random};
 
     #[test]
@@ -221,16 +221,7 @@ mod tests {
     #[test]
     fn a_step_in_8_bits_equals_the_reference_body() {
         let elements = 3 * TASK + 300;
-        let blocks = elements.div_ceil(BLOCK_SIZE);
-        let zeros = |map: &DynamicMap| codes::<Flex>(vec![map.nearest(0.0); blocks * BLOCK_SIZE], &Default::default());
-        let moments = EightBitMoments {
-            first_codes: zeros(DynamicMap::signed()),
-            first_absmax: Tensor::zeros([blocks], &Default::default()),
-            second_codes: zeros(DynamicMap::unsigned()),
-            second_absmax: Tensor::zeros([blocks], &Default::default()),
-        };
-        let parameter: Tensor<Flex, 1> = random(1, [elements]);
-        let start = AdamWState { parameter, moments: Moments::EightBit(Box::new(moments)) };
+        let start: AdamWState<Flex> = zero_8bit_state(random(1, [elements]));
         let (mut ours, mut expected) = (vec![start.clone()], vec![start]);
         for step in 1..=4 {
             let hyper = AdamW { learning_rate: 1e-2, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, step };

@@ -4,7 +4,6 @@
 //! The head runs twice over a micro-batch, once for the log-probabilities of its targets and then with these weights
 //! for the gradients, so the full logits never exist. Sources: DPO (Rafailov et al., 2023), IPO (Azar et al., 2023),
 //! robust DPO (Chowdhury et al., 2024), ORPO (Hong et al., 2024), each as TRL computes it.
-//! Trade-off: nothing of the first pass over the head is saved for the second.
 
 pub mod reference;
 
@@ -41,6 +40,11 @@ pub enum PairLossKind {
     Ipo,
     /// ORPO: `-beta log sigmoid` of the logarithm of the odds ratio, with log-probabilities per target; no reference.
     OddsRatio,
+}
+
+impl PairLossKind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Sigmoid, Self::Robust, Self::Hinge, Self::Ipo, Self::OddsRatio];
 }
 
 /// The training objective of pairs.

@@ -8,6 +8,7 @@ use burn_tensor::activation::{log_sigmoid, sigmoid};
 use burn_tensor::{DType, Int, Tensor, backend::Backend};
 
 use super::{PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
+use crate::dtype::weighted;
 
 /// Below this distance from 0, `1 - exp(x)` is computed by its series.
 const SERIES_BELOW: f64 = 0.05;
@@ -17,10 +18,7 @@ const LEAST: f64 = f32::EPSILON as f64;
 /// Implements [`super::super::LossOps::document_sums`].
 pub fn document_sums<B: Backend>(values_m: Tensor<B, 1>, targets: &PairTargets<B>, of_answers: bool) -> Tensor<B, 1> {
     let (documents, device) = (2 * targets.pairs, values_m.device());
-    let values_m = match targets.answers_m.clone().filter(|_| of_answers) {
-        Some(answers_m) => values_m.mul(answers_m),
-        None => values_m,
-    };
+    let values_m = weighted(values_m, targets.answers_m.clone().filter(|_| of_answers));
     let shape = [documents, targets.count];
     let number_km = Tensor::<B, 1, Int>::arange(0..documents as i64, &device).reshape([documents, 1]).expand(shape);
     let document_km = targets.documents_m.clone().reshape([1, targets.count]).expand(shape);
@@ -71,7 +69,6 @@ fn sides<B: Backend>(values: Tensor<B, 1>, pairs: usize) -> [Tensor<B, 1>; 2] {
     [0, 1].map(|side| values_p2.clone().narrow(1, side, 1).reshape([pairs]))
 }
 
-/// Computes the losses that need a reference.
 fn log_ratios<B: Backend>(
     [chosen, rejected]: [Tensor<B, 1>; 2],
     [reference_chosen, reference_rejected]: [Tensor<B, 1>; 2],
@@ -114,7 +111,6 @@ fn log_ratios<B: Backend>(
     Margin { loss_p, gradients: [slope.clone(), slope.neg()], rewards, log_probs }
 }
 
-/// Computes the loss of ORPO.
 fn odds_ratio<B: Backend>(answers: [Tensor<B, 1>; 2], counts: [Tensor<B, 1>; 2], beta: f64) -> Margin<B> {
     let [chosen_count, rejected_count] = counts.clone();
     let [chosen, rejected] = answers;
@@ -149,17 +145,10 @@ fn target_weights<B: Backend>(
         let values = Tensor::stack::<2>(vec![chosen, rejected], 1).reshape([2 * pairs]);
         values.select(0, targets.documents_m.clone())
     };
-    let of_answers = of_document(chosen.neg(), rejected.neg());
-    let of_answers = match targets.answers_m.clone() {
-        Some(answers_m) => of_answers.mul(answers_m),
-        None => of_answers,
-    };
+    let of_answers = weighted(of_document(chosen.neg(), rejected.neg()), targets.answers_m.clone());
     let nll = Tensor::full([pairs], weights.nll_factor, (&device, DType::F32));
     let sum = of_answers.add(of_document(nll.clone(), nll.zeros_like()));
-    match weights.factor {
-        Some(factor) => sum.mul(factor),
-        None => sum,
-    }
+    weighted(sum, weights.factor)
 }
 
 #[cfg(all(test, feature = "flex"))]
@@ -175,7 +164,12 @@ mod tests {
         PairTargets::new(&answers, device)
     }
 
-    fn numbers<B: Backend>(log_probs_m: Tensor<B, 1>, loss: PairLoss, nll_factor: f64) -> PairResult<B> {
+    fn numbers<B: Backend>(
+        log_probs_m: Tensor<B, 1>,
+        loss: PairLoss,
+        nll_factor: f64,
+        factor: Option<f32>,
+    ) -> PairResult<B> {
         let device = log_probs_m.device();
         let targets = targets::<B>(&device);
         let log_probs = PairLogProbs {
@@ -183,7 +177,8 @@ mod tests {
             all: Some(document_sums(log_probs_m, &targets, false)),
             reference: Some(Tensor::from_floats(REFERENCE, &device)),
         };
-        pair_loss(log_probs, &targets, loss, PairWeights { nll_factor, factor: None })
+        let factor = factor.map(|factor| Tensor::from_floats([factor], &device));
+        pair_loss(log_probs, &targets, loss, PairWeights { nll_factor, factor })
     }
 
     #[test]
@@ -198,39 +193,24 @@ mod tests {
     #[test]
     fn weights_are_minus_the_derivatives_that_autodiff_finds() {
         let device = Default::default();
-        for kind in [
-            PairLossKind::Sigmoid,
-            PairLossKind::Robust,
-            PairLossKind::Hinge,
-            PairLossKind::Ipo,
-            PairLossKind::OddsRatio,
-        ] {
+        for kind in PairLossKind::ALL {
             for (label_smoothing, nll_factor) in [(0.0, 0.0), (0.2, 0.7)] {
                 let loss = PairLoss { kind, beta: 0.4, label_smoothing };
                 let values = Tensor::<Recorded, 1>::from_floats(LOG_PROBS, &device).require_grad();
-                let found = numbers(values.clone(), loss, nll_factor).numbers;
+                let found = numbers(values.clone(), loss, nll_factor, None).numbers;
                 let total = found.clone().narrow(0, 0, 1).add(found.narrow(0, 1, 1).mul_scalar(nll_factor));
                 let expected = values.grad(&total.backward()).unwrap().neg();
                 let plain = Tensor::<Plain, 1>::from_floats(LOG_PROBS, &device);
-                assert_close(numbers(plain, loss, nll_factor).weights_m, expected, 2e-5);
+                assert_close(numbers(plain, loss, nll_factor, None).weights_m, expected, 2e-5);
             }
         }
     }
 
     #[test]
     fn the_loss_scale_is_a_factor_of_the_weights_alone() {
-        let device = Default::default();
         let loss = PairLoss { kind: PairLossKind::Sigmoid, beta: 0.1, label_smoothing: 0.0 };
-        let plain = Tensor::<Plain, 1>::from_floats(LOG_PROBS, &device);
-        let without = numbers(plain.clone(), loss, 1.0);
-        let targets = targets(&device);
-        let log_probs = PairLogProbs {
-            answers: document_sums(plain.clone(), &targets, true),
-            all: Some(document_sums(plain, &targets, false)),
-            reference: Some(Tensor::from_floats(REFERENCE, &device)),
-        };
-        let factor = Some(Tensor::from_floats([8.0], &device));
-        let scaled = pair_loss(log_probs, &targets, loss, PairWeights { nll_factor: 1.0, factor });
+        let plain = Tensor::<Plain, 1>::from_floats(LOG_PROBS, &Default::default());
+        let [without, scaled] = [None, Some(8.0)].map(|factor| numbers(plain.clone(), loss, 1.0, factor));
         assert_close(scaled.weights_m, without.weights_m.mul_scalar(8.0), 1e-6);
         assert_close(scaled.numbers, without.numbers, 1e-6);
     }

@@ -7,14 +7,13 @@
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::AttentionSpec;
-use firebrick_cuda::LaunchShape;
 
 use super::matmul;
 use crate::attention::reference;
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, FlashVariant, Launch, MatrixView, ScratchSlot, SoftCap, Source, arguments, cached_queries,
-    grid, int_tensor, tensor,
+    BlockArguments, Cuda, FlashVariant, MatrixView, ScratchSlot, SoftCap, Source, arguments, cached_queries, grid,
+    grid_of, int_tensor, tensor,
 };
 use crate::{CachedTokens, KvCache, Sinks};
 
@@ -22,13 +21,7 @@ use crate::{CachedTokens, KvCache, Sinks};
 const MIN_PART_KEYS: usize = 128;
 /// Visible keys are counted in steps of this size, or of half of it while there are no more.
 const SEEN_STEP: usize = 256;
-/// Blocks per multiprocessor that keep it busy.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
-
-/// Returns whether a kernel supports heads of this width over a key/value cache.
-fn cached_takes(head_dim: usize) -> bool {
-    head_dim.is_multiple_of(16) && head_dim <= 256
-}
 
 /// Rounds up a number of keys, since launches with the same arguments as for the token before are cheaper.
 fn counted(keys: usize) -> usize {
@@ -48,13 +41,7 @@ impl Device {
             let [keys, values] = [0, 1].map(|part: usize| self.matrix(stored[part].clone()));
             assert!(keys.stride == keys.width && values.stride == values.width, "the rows of a cache lie without gaps");
             assert!(k.width == keys.width && k.dtype == keys.dtype && k.count() == v.count(), "keys of one width");
-            let launch = Launch {
-                source: Source::StoreRows,
-                dtype: k.dtype,
-                name: "store_rows",
-                shape: grid(k.rows, 256),
-                bytes: 4 * k.bytes(),
-            };
+            let launch = Source::StoreRows.launch(k.dtype, "store_rows", grid(k.rows, 256), 4 * k.bytes());
             let arguments = arguments! {
                 keys: rows(&keys), values: rows(&values), k: rows(&k), v: rows(&v), k_stride: long(k.stride),
                 v_stride: long(v.stride), rows: rows(&rows), width: int(k.width),
@@ -74,8 +61,8 @@ impl Device {
         tokens: &CachedTokens<Cuda>,
         spec: &AttentionSpec,
     ) -> Tensor<Cuda, 2> {
-        if !cached_takes(spec.head_dim) {
-            return self.pause(|| reference::cached_by(matmul, q, sinks, cache, tokens, spec));
+        if !spec.head_dim.is_multiple_of(16) || spec.head_dim > 256 {
+            return self.pause(|| reference::cached(matmul, q, sinks, cache, tokens, spec));
         }
         let [keys, values] = cache.tensors().map(|stored| self.flat(stored));
         let (q, rows) = (self.flat(q), self.int_matrix(tokens.rows_2n.clone()));
@@ -95,15 +82,8 @@ impl Device {
             }
         };
         let variant = FlashVariant { head_dim: spec.head_dim, soft_cap: spec.soft_cap.map(SoftCap::new) };
-        let launch = |name, shape, bytes| Launch {
-            source: Source::CachedAttention(variant),
-            dtype: q.dtype,
-            name,
-            shape,
-            bytes,
-        };
-        let shape =
-            LaunchShape { grid: [blocks as u32, q.rows as u32, splits as u32], block: [256, 1, 1], shared_bytes: 0 };
+        let launch = |name, shape, bytes| Source::CachedAttention(variant).launch(q.dtype, name, shape, bytes);
+        let shape = grid_of([blocks, q.rows, splits], 256);
         let read: usize = tokens.sequences().iter().map(|new| new.count * new.all_rows().len()).sum();
         let arguments = arguments! {
             o: rows(&o), parts: address(parts), q: rows(&q), keys: rows(&keys), values: rows(&values),
@@ -116,49 +96,26 @@ impl Device {
         // and of first keys, all in the caches; the parts have room for all of them; sinks are null or have an f32 per head.
         unsafe { self.launch(launch("cached_attention", shape, 2 * read * keys.width * q.dtype.size()), &arguments) };
         if splits > 1 {
-            self.combine_parts(
-                &o,
-                [parts, sinks],
-                spec,
-                splits,
-                launch("cached_attention_combine", grid(1, 128), 2 * o.bytes()),
-            );
+            let shape = grid_of([spec.heads, o.rows, 1], 128);
+            let arguments = arguments! {
+                o: rows(&o), parts: address(parts), o_stride: long(o.stride), heads: int(spec.heads),
+                splits: int(splits), sinks: address(sinks),
+            };
+            // SAFETY: the parts were written by the launch before; the others are as above.
+            unsafe { self.launch(launch("cached_attention_combine", shape, 2 * o.bytes()), &arguments) };
         }
         tensor(o.tensor)
     }
 
-    fn combine_parts(
-        &self,
-        o: &MatrixView,
-        [parts, sinks]: [u64; 2],
-        spec: &AttentionSpec,
-        splits: usize,
-        launch: Launch,
-    ) {
-        let shape = LaunchShape { grid: [spec.heads as u32, o.rows as u32, 1], ..launch.shape };
-        let arguments = arguments! {
-            o: rows(o), parts: address(parts), o_stride: long(o.stride), heads: int(spec.heads), splits: int(splits),
-            sinks: address(sinks),
-        };
-        // SAFETY: the parts were written by the launch before; o is [n, heads * head_dim]; sinks are null or have an f32 per head.
-        unsafe { self.launch(Launch { shape, ..launch }, &arguments) };
-    }
-
     /// Returns the keys of a query per block: the split that turns `blocks` blocks over all keys into enough to keep the device busy.
     fn keys_per_block(&self, blocks: usize, keys: usize) -> usize {
-        let parts = (BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors()).div_ceil(blocks.max(1));
+        let parts = (BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors).div_ceil(blocks.max(1));
         keys.div_ceil(parts).max(MIN_PART_KEYS).min(keys.max(1))
     }
 
     pub(crate) fn most_probable(&self, logits: &MatrixView) -> Tensor<Cuda, 1, Int> {
         let ids = self.empty([logits.rows], DType::I32);
-        let launch = Launch {
-            source: Source::StoreRows,
-            dtype: logits.dtype,
-            name: "most_probable",
-            shape: grid(logits.rows, 1024),
-            bytes: logits.bytes(),
-        };
+        let launch = Source::StoreRows.launch(logits.dtype, "most_probable", grid(logits.rows, 1024), logits.bytes());
         let arguments = arguments! {
             ids: address(self.address(&ids)), logits: rows(logits), stride: long(logits.stride),
             width: int(logits.width),

@@ -1,13 +1,10 @@
 //! Parameters of an attention call, whichever kernel runs it: sizes, dense inputs, and gradients to write.
-//! Trade-off: rows are always dense, so a kernel that could read strided rows gets a copy.
 
 use firebrick_arch::AttentionSpec;
 
-use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{Cuda, MatrixView, SoftCap, tensor};
 use crate::{Documents, Qkv};
 
-/// Sizes of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub tokens: usize,
@@ -47,11 +44,15 @@ impl Sizes {
 }
 
 /// Queries, keys and values, dense.
-#[derive(Clone, Copy)]
-pub(crate) struct Inputs<'a> {
-    pub q: &'a MatrixView,
-    pub k: &'a MatrixView,
-    pub v: &'a MatrixView,
+pub(crate) type Inputs<'a> = [&'a MatrixView; 3];
+
+/// Their gradients, dense.
+pub(crate) type Gradients = [MatrixView; 3];
+
+/// Returns queries, keys and values, or their gradients, as tensors.
+pub(super) fn into_qkv(dense: [MatrixView; 3]) -> Qkv<Cuda> {
+    let [q, k, v] = dense.map(|matrix| tensor(matrix.tensor));
+    Qkv { q, k, v }
 }
 
 /// Additional inputs of the backward, dense.
@@ -62,22 +63,4 @@ pub(crate) struct BackwardInputs<'a> {
     pub d_o: &'a MatrixView,
     /// Statistics in the order that the called backward reads.
     pub log_sum_exp: &'a MatrixView,
-}
-
-/// Gradients of queries, keys and values, dense.
-pub(crate) struct Gradients {
-    pub dq: MatrixView,
-    pub dk: MatrixView,
-    pub dv: MatrixView,
-}
-
-impl Gradients {
-    pub(crate) fn new(device: &Device, inputs: &Inputs<'_>) -> Self {
-        let like = |input: &MatrixView| device.empty_matrix(input.rows, input.width, input.dtype);
-        Self { dq: like(inputs.q), dk: like(inputs.k), dv: like(inputs.v) }
-    }
-
-    pub(super) fn into_qkv(self) -> Qkv<Cuda> {
-        Qkv { q: tensor(self.dq.tensor), k: tensor(self.dk.tensor), v: tensor(self.dv.tensor) }
-    }
 }

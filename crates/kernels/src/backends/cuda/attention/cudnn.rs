@@ -10,6 +10,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use burn_tensor::DType;
+use firebrick_arch::AttentionSpec;
 use firebrick_cuda::cudnn::{
     self, AttentionShape, BackwardPointers, Element, ForwardPointers, Layout, Plan, RowStrides,
 };
@@ -19,13 +20,12 @@ use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
 use super::library::parts_of;
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cost, Cuda, Launch, MAX_STRIDES, MatrixView, ScratchSlot, Source, arguments, check, grid,
+    BlockArguments, Cost, Cuda, MAX_STRIDES, MatrixView, ScratchSlot, Source, arguments, check, grid,
 };
 use crate::{Documents, StatisticsLayout};
 
 /// Maximum head width for packed documents.
 const PACKED_HEAD_DIM: usize = 128;
-/// Minimum number of documents in a ragged plan.
 const MIN_DOCUMENTS: usize = 8;
 /// Minimum longest length in a ragged plan.
 const MIN_LONGEST: usize = 256;
@@ -35,23 +35,19 @@ const LONG_MULTIPLE: usize = 2048;
 const SINGLE_MULTIPLE: usize = 128;
 const MAX_SINGLE: usize = 16_384;
 
-/// The backward calls of documents.
 pub(super) struct BackwardPlans {
     calls: Vec<(Arc<Plan>, Part)>,
 }
 
-/// Documents of one backward call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     shape: AttentionShape,
     first_document: usize,
     documents: usize,
-    /// First token.
     start: usize,
     tokens: usize,
 }
 
-/// A call with its addresses.
 struct Call<P> {
     cudnn: Arc<Cudnn>,
     plan: Arc<Plan>,
@@ -101,8 +97,14 @@ impl Device {
         })
     }
 
-    /// Starts to build the plans of both passes on other threads, if cuDNN supports the case.
-    pub(super) fn begin_cudnn(&self, sizes: &Sizes, dtype: DType, documents: &Documents<Cuda>) {
+    /// Starts to build the plans of both passes over these documents on other threads, if cuDNN supports the case.
+    pub(in crate::backends::cuda) fn prepare_attention(
+        &self,
+        spec: &AttentionSpec,
+        dtype: DType,
+        documents: &Documents<Cuda>,
+    ) {
+        let sizes = &Sizes::new(spec, documents);
         if let (Some(cudnn), Some(whole)) = (&self.library.cudnn, self.cudnn_shape(sizes, dtype, documents)) {
             self.backward_parts(whole, documents).iter().for_each(|part| cudnn.begin(&whole, &part.shape));
         }
@@ -112,18 +114,18 @@ impl Device {
     pub(super) fn cudnn_forward(
         &self,
         sizes: &Sizes,
-        inputs: Inputs<'_>,
+        [q, k, v]: Inputs<'_>,
         o: &MatrixView,
         log_sum_exp: &MatrixView,
         documents: &Documents<Cuda>,
     ) -> Option<StatisticsLayout> {
-        let shape = self.cudnn_shape(sizes, inputs.q.dtype, documents)?;
+        let shape = self.cudnn_shape(sizes, q.dtype, documents)?;
         let cudnn = self.library.cudnn.as_ref().filter(|_| !self.library.refuses_forward.get())?;
         let plan = supported(cudnn.forward_plan(&shape))?;
         let pointers = ForwardPointers {
-            query: inputs.q.address,
-            key: inputs.k.address,
-            value: inputs.v.address,
+            query: q.address,
+            key: k.address,
+            value: v.address,
             output: o.address,
             statistics: log_sum_exp.address,
             index: self.packed_index(&shape, documents, None),
@@ -162,23 +164,23 @@ impl Device {
         backward_parts(whole, documents, self.library.limits.get().max_backward_tokens)
     }
 
-    /// Runs cuDNN's backward pass.
     pub(super) fn cudnn_backward(
         &self,
         plans: &BackwardPlans,
         sizes: &Sizes,
         inputs: BackwardInputs<'_>,
-        gradients: &Gradients,
+        [dq, dk, dv]: &Gradients,
         documents: &Documents<Cuda>,
     ) {
         let cudnn = self.library.cudnn.as_ref().expect("plans come from the library");
+        let [q, k, v] = inputs.forward;
         for (number, (plan, part)) in plans.calls.iter().enumerate() {
             let from = |matrix: &MatrixView| matrix.block().rows(part.start, part.tokens).address;
             let pointers = BackwardPointers {
                 forward: ForwardPointers {
-                    query: from(inputs.forward.q),
-                    key: from(inputs.forward.k),
-                    value: from(inputs.forward.v),
+                    query: from(q),
+                    key: from(k),
+                    value: from(v),
                     output: from(inputs.o),
                     // Statistics are ordered by document, or by token.
                     statistics: inputs.log_sum_exp.address + (4 * part.start * sizes.query_heads) as u64,
@@ -187,9 +189,9 @@ impl Device {
                     scale: sizes.scale,
                 },
                 output_gradient: from(inputs.d_o),
-                query_gradient: from(&gradients.dq),
-                key_gradient: from(&gradients.dk),
-                value_gradient: from(&gradients.dv),
+                query_gradient: from(dq),
+                key_gradient: from(dk),
+                value_gradient: from(dv),
             };
             let share = part.tokens as f64 / sizes.tokens as f64;
             let cost = Cost { flops: 2.5 * share * sizes.forward_flops(documents), ..Cost::default() };
@@ -214,9 +216,9 @@ impl Device {
         let strides = shape.index_strides();
         let most = shape.documents();
         let sizes = [most, first, count].into_iter().chain(strides.iter().copied()).map(|size| size as u64);
-        let sources = self.source(&boundaries.tensor).into_iter().chain(sizes).collect();
-        let contents = Contents { section: self.section_number(), dtype: DType::I32, sources };
-        let slot = ScratchSlot::AttentionIndex { part: part.map(|(number, _)| number) };
+        let sources: Vec<u64> = self.source(&boundaries.tensor).into_iter().chain(sizes).collect();
+        let contents = self.contents(DType::I32, sources);
+        let slot = ScratchSlot::AttentionIndex(part.map(|(number, _)| number));
         let (index, is_held) = self.scratch.holding(slot, shape.packed_index_len() * 4, contents);
         if is_held {
             return index;
@@ -230,13 +232,8 @@ impl Device {
             index: address(index), boundaries: address(boundaries.address + 4 * first as u64), documents: int(count),
             most: int(most), strides: int(strides.len()), stride: value(&table),
         };
-        let launch = Launch {
-            source: Source::PackedIndex,
-            dtype: DType::F32,
-            name: "packed_index",
-            shape: grid(1, 256),
-            bytes: 4 * (most + 1) * (strides.len() + 1),
-        };
+        let bytes = 4 * (most + 1) * (strides.len() + 1);
+        let launch = Source::PackedIndex.launch(DType::F32, "packed_index", grid(1, 256), bytes);
         // SAFETY: the index has room for the lengths and one list of offsets per stride; boundaries has count + 1 values from `first` on.
         unsafe { self.launch(launch, &arguments) };
         index
@@ -291,7 +288,6 @@ fn layout([count, tokens, longest]: [usize; 3], takes_packed: bool) -> Layout {
     packed_layout(count, longest, tokens.next_multiple_of(LONG_MULTIPLE))
 }
 
-/// Returns the class of packed documents.
 fn packed_layout(count: usize, longest: usize, tokens: usize) -> Layout {
     Layout::Packed {
         documents: count.next_power_of_two().max(MIN_DOCUMENTS),

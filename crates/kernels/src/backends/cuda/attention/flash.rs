@@ -10,22 +10,17 @@ use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
 use crate::Documents;
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cost, Cuda, FlashVariant, Launch, MatrixView, ScratchSlot, Source, arguments,
+    BlockArguments, Cost, Cuda, FlashVariant, Launch, MatrixView, ScratchSlot, Source, arguments, grid_of,
 };
 use crate::backends::planning::flash::{FlashTiles, flash_takes_f32};
 
-/// Returns a grid of heads by tiles.
 fn tiles(heads: usize, rows: usize, tile: usize, warps: usize, shared: usize) -> LaunchShape {
-    LaunchShape {
-        grid: [heads as u32, rows.div_ceil(tile) as u32, 1],
-        block: [32 * warps as u32, 1, 1],
-        shared_bytes: shared as u32,
-    }
+    LaunchShape { shared_bytes: shared as u32, ..grid_of([heads, rows.div_ceil(tile), 1], 32 * warps as u32) }
 }
 
 /// Returns a grid of rows by heads: f32 kernels place rows on the axis without a limit.
 fn f32_rows(heads: usize, rows: usize) -> LaunchShape {
-    LaunchShape { grid: [rows.div_ceil(4) as u32, heads as u32, 1], block: [128, 1, 1], shared_bytes: 0 }
+    grid_of([rows.div_ceil(4), heads, 1], 128)
 }
 
 impl Device {
@@ -61,12 +56,11 @@ impl Device {
     pub(crate) fn flash_forward(
         &self,
         sizes: &Sizes,
-        inputs: Inputs<'_>,
+        [q, k, v]: Inputs<'_>,
         o: &MatrixView,
         log_sum_exp: &MatrixView,
         documents: &Documents<Cuda>,
     ) {
-        let Inputs { q, k, v } = inputs;
         let boundaries = self.int_matrix(documents.cu_seqlens.clone());
         let shape = if q.dtype == DType::F32 {
             f32_rows(sizes.query_heads, sizes.tokens)
@@ -90,10 +84,10 @@ impl Device {
         &self,
         sizes: &Sizes,
         inputs: BackwardInputs<'_>,
-        gradients: &Gradients,
+        [dq, dk, dv]: &Gradients,
         documents: &Documents<Cuda>,
     ) {
-        let BackwardInputs { forward: Inputs { q, k, v }, o, d_o, log_sum_exp } = inputs;
+        let BackwardInputs { forward: [q, k, v], o, d_o, log_sum_exp } = inputs;
         let boundaries = self.int_matrix(documents.cu_seqlens.clone());
         let delta = self.scratch.take(ScratchSlot::Partial, sizes.query_heads * sizes.tokens * 4);
         let [queries_shape, keys_shape] = match q.dtype {
@@ -103,7 +97,6 @@ impl Device {
         let flops = sizes.forward_flops(documents);
 
         let with_sizes = |arguments| size_arguments(arguments, sizes, boundaries.address, documents);
-        let Gradients { dq, dk, dv } = gradients;
         let queries = with_sizes(arguments! {
             dq: rows(dq), delta: address(delta), q: rows(q), k: rows(k), v: rows(v), o: rows(o), d_o: rows(d_o),
             lse: rows(log_sum_exp), dq_stride: long(dq.stride), q_stride: long(q.stride), k_stride: long(k.stride),
@@ -126,7 +119,7 @@ impl Device {
 
     fn flash(&self, sizes: &Sizes, dtype: DType, name: &'static str, shape: LaunchShape, backward: bool) -> Launch {
         let variant = FlashVariant { head_dim: sizes.head_dim, soft_cap: sizes.soft_cap };
-        Launch { source: self.flash_source(variant, dtype, backward), dtype, name, shape, bytes: 0 }
+        self.flash_source(variant, dtype, backward).launch(dtype, name, shape, 0)
     }
 }
 

@@ -9,7 +9,6 @@ use firebrick_cuda::{Context, CudaError, Cudnn};
 
 use crate::backends::planning::cuda::MAX_BACKWARD_TOKENS;
 
-/// cuDNN, if it is installed.
 pub(crate) struct Library {
     pub(crate) cudnn: Option<Arc<Cudnn>>,
     /// Set by tests: passes that count as rejected.

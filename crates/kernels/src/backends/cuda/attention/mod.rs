@@ -17,12 +17,12 @@ use burn_tensor::{DType, Tensor};
 use firebrick_arch::AttentionSpec;
 
 use crate::attention::reference;
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{Cuda, MatrixView, tensor};
 use crate::{
     AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, Qkv, Sinks, SoftmaxStatistics, StatisticsLayout,
 };
-use case::{BackwardInputs, Gradients, Inputs, Sizes};
+use case::{BackwardInputs, Sizes, into_qkv};
 
 impl AttentionOps for Cuda {
     fn packed_attention(
@@ -31,8 +31,7 @@ impl AttentionOps for Cuda {
         spec: &AttentionSpec,
         documents: &Documents<Self>,
     ) -> AttentionOutput<Self> {
-        let device = Device::of(&qkv.q.device());
-        device.section(|| device.attention(qkv, sinks, spec, documents))
+        in_section(&qkv.q.device(), |device| device.attention(qkv, sinks, spec, documents))
     }
 
     fn packed_attention_backward(
@@ -43,8 +42,7 @@ impl AttentionOps for Cuda {
         d_o: Tensor<Self, 2>,
         documents: &Documents<Self>,
     ) -> (Qkv<Self>, Option<Tensor<Self, 1>>) {
-        let device = Device::of(&qkv.q.device());
-        device.section(|| {
+        in_section(&qkv.q.device(), |device| {
             let d_sinks = reference::trained(sinks).map(|sinks| {
                 let sizes = Sizes::new(spec, documents);
                 let [o, log_sum_exp] = [&output.o, &output.statistics.log_sum_exp].map(|x| device.flat(x.clone()));
@@ -64,8 +62,7 @@ impl AttentionOps for Cuda {
         prompts: Option<&Documents<Self>>,
         spec: &AttentionSpec,
     ) -> Tensor<Self, 2> {
-        let device = Device::of(&qkv.q.device());
-        device.section(|| {
+        in_section(&qkv.q.device(), |device| {
             device.store_in_cache(cache, qkv.k.clone(), qkv.v.clone(), tokens);
             match prompts {
                 Some(documents) => device.attention(qkv, sinks, spec, documents).o,
@@ -76,11 +73,6 @@ impl AttentionOps for Cuda {
 }
 
 impl Device {
-    /// Starts the slow preparations for both passes over these documents.
-    pub(super) fn prepare_attention(&self, spec: &AttentionSpec, dtype: DType, documents: &Documents<Cuda>) {
-        self.begin_cudnn(&Sizes::new(spec, documents), dtype, documents);
-    }
-
     fn attention(
         &self,
         qkv: &Qkv<Cuda>,
@@ -90,8 +82,8 @@ impl Device {
     ) -> AttentionOutput<Cuda> {
         let sizes = Sizes::new(spec, documents);
         let dense = [&qkv.q, &qkv.k, &qkv.v].map(|x| self.flat(x.clone()));
-        let [q, k, v] = dense.each_ref();
-        let inputs = Inputs { q, k, v };
+        let inputs = dense.each_ref();
+        let [q, k, v] = inputs;
         if !self.takes(&sizes, q.dtype, documents) {
             return self.pause(|| reference::forward_by(matmul, qkv, sinks, spec, documents));
         }
@@ -113,7 +105,7 @@ impl Device {
                 };
                 let [q, k, v] = [q, k, v].map(|x| self.in_format(x.clone(), format));
                 let wide = self.empty_in(&o, format);
-                self.flash_forward(&sizes, Inputs { q: &q, k: &k, v: &v }, &wide, &log_sum_exp, documents);
+                self.flash_forward(&sizes, [&q, &k, &v], &wide, &log_sum_exp, documents);
                 add_sinks(&wide, StatisticsLayout::HeadsTokens);
                 o = self.in_format(wide, o.dtype);
                 StatisticsLayout::HeadsTokens
@@ -146,22 +138,23 @@ impl Device {
         let layout = output.statistics.layout;
         let dense = [&qkv.q, &qkv.k, &qkv.v, &output.o, &output.statistics.log_sum_exp].map(|x| self.flat(x.clone()));
         let [q, k, v, o, log_sum_exp] = dense.each_ref();
-        let forward = Inputs { q, k, v };
+        let forward = [q, k, v];
+        let like = |x: &MatrixView| self.empty_matrix(x.rows, x.width, x.dtype);
         let d_o_dense = self.flat_as(d_o.clone(), q.dtype);
         let inputs = BackwardInputs { forward, o, d_o: &d_o_dense, log_sum_exp };
         if let Some(plans) = self.cudnn_backward_plans(&sizes, q.dtype, documents, layout) {
-            let gradients = Gradients::new(self, &forward);
+            let gradients = forward.map(like);
             self.cudnn_backward(&plans, &sizes, inputs, &gradients, documents);
-            return gradients.into_qkv();
+            return into_qkv(gradients);
         }
         if let Some(format) = self.flash_format(q.dtype, sizes.head_dim) {
             let dtype = q.dtype;
             let [q, k, v, o, d_o] = [q, k, v, o, &d_o_dense].map(|x| self.in_format(x.clone(), format));
-            let forward = Inputs { q: &q, k: &k, v: &v };
+            let forward = [&q, &k, &v];
             let inputs = BackwardInputs { forward, o: &o, d_o: &d_o, log_sum_exp };
             let recomputed = (!is_heads_tokens(layout, documents)).then(|| {
                 let log_sum_exp = self.empty_matrix(sizes.query_heads, sizes.tokens, DType::F32);
-                let recomputed_o = self.empty_matrix(o.rows, o.width, o.dtype);
+                let recomputed_o = like(&o);
                 self.flash_forward(&sizes, forward, &recomputed_o, &log_sum_exp, documents);
                 if let Some(sinks) = sinks {
                     let statistics = (&log_sum_exp, StatisticsLayout::HeadsTokens);
@@ -169,12 +162,10 @@ impl Device {
                 }
                 log_sum_exp
             });
-            let gradients = Gradients::new(self, &forward);
+            let gradients = forward.map(like);
             let log_sum_exp = recomputed.as_ref().unwrap_or(log_sum_exp);
             self.flash_backward(&sizes, BackwardInputs { log_sum_exp, ..inputs }, &gradients, documents);
-            let Gradients { dq, dk, dv } = gradients;
-            let [dq, dk, dv] = [dq, dk, dv].map(|gradient| self.in_format(gradient, dtype));
-            return Gradients { dq, dk, dv }.into_qkv();
+            return into_qkv(gradients.map(|gradient| self.in_format(gradient, dtype)));
         }
         self.pause(|| {
             let is_readable = layout == StatisticsLayout::HeadsTokens;
@@ -187,8 +178,7 @@ impl Device {
 /// Computes `a b` for each matrix of the last two axes, `[g, m, n]` from `[g, m, k]` and `[g, k, n]`, for reference
 /// bodies: Burn's own matmul first rounds f32 to TF32.
 fn matmul(a: Tensor<Cuda, 3>, b: Tensor<Cuda, 3>) -> Tensor<Cuda, 3> {
-    let device = Device::of(&a.device());
-    device.section(|| device.batched_gemm(a, b))
+    in_section(&a.device(), |device| device.batched_gemm(a, b))
 }
 
 /// Returns whether statistics are `[heads, tokens]`, as the flash kernels read them.

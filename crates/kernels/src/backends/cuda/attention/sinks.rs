@@ -1,18 +1,16 @@
 //! Attention sinks on CUDA: outputs and statistics of any forward corrected in place, and the gradient of the logits. Kernels: `sinks.cu`.
-//!
-//! Trade-off: one more pass over the outputs, so that neither cuDNN's plans nor the flash kernels have variants.
 
 use burn_tensor::{DType, Tensor};
-use firebrick_cuda::{Arguments, LaunchShape};
+use firebrick_cuda::Arguments;
 
 use super::case::Sizes;
 use crate::backends::cuda::device::Device;
-use crate::backends::cuda::engine::{BlockArguments, Cuda, Launch, MatrixView, ScratchSlot, Source, arguments, tensor};
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, MatrixView, ScratchSlot, Source, arguments, grid_of, tensor,
+};
 use crate::{Documents, Sinks, StatisticsLayout};
 
-/// Tokens of a block of the backward, at least.
 const MIN_PART_TOKENS: usize = 64;
-/// Parts of the tokens in the backward, at most.
 const MAX_PARTS: usize = 64;
 
 impl Device {
@@ -26,8 +24,8 @@ impl Device {
         documents: &Documents<Cuda>,
     ) {
         let logits = self.logits(sinks, sizes);
-        let shape = grid(sizes.tokens.div_ceil(8), sizes.query_heads);
-        let launch = Launch { source: Source::Sinks, dtype: o.dtype, name: "add_sinks", shape, bytes: 2 * o.bytes() };
+        let shape = grid_of([sizes.tokens.div_ceil(8), sizes.query_heads, 1], 256);
+        let launch = Source::Sinks.launch(o.dtype, "add_sinks", shape, 2 * o.bytes());
         let arguments = arguments! {
             o: rows(o), lse: rows(log_sum_exp), sinks: rows(&logits), o_stride: long(o.stride),
         };
@@ -50,9 +48,8 @@ impl Device {
         let part_tokens = sizes.tokens.div_ceil(MAX_PARTS).max(MIN_PART_TOKENS);
         let parts = sizes.tokens.div_ceil(part_tokens);
         let partial = self.scratch.take(ScratchSlot::Partial, parts * sizes.query_heads * 4);
-        let shape = grid(parts, sizes.query_heads);
-        let (name, bytes) = ("sinks_gradient", o.bytes() + d_o.bytes());
-        let launch = Launch { source: Source::Sinks, dtype: o.dtype, name, shape, bytes };
+        let shape = grid_of([parts, sizes.query_heads, 1], 256);
+        let launch = Source::Sinks.launch(o.dtype, "sinks_gradient", shape, o.bytes() + d_o.bytes());
         let arguments = arguments! {
             parts: address(partial), o: rows(o), d_o: rows(d_o), lse: rows(log_sum_exp), sinks: rows(&logits),
             o_stride: long(o.stride), do_stride: long(d_o.stride),
@@ -69,10 +66,6 @@ impl Device {
         assert_eq!(logits.count(), sizes.query_heads, "a sink per query head");
         logits
     }
-}
-
-fn grid(blocks: usize, heads: usize) -> LaunchShape {
-    LaunchShape { grid: [blocks as u32, heads as u32, 1], block: [256, 1, 1], shared_bytes: 0 }
 }
 
 /// Appends sizes and the order of the statistics: tokens of a document, and the steps between heads and between tokens.

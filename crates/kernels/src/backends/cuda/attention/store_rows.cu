@@ -1,5 +1,4 @@
 // Rows to given rows of two matrices: new keys and values to those of earlier tokens; and the most probable token of rows of logits.
-// Trade-off: one block per row.
 
 // keys and values [.., width], without gaps: row rows[t] of each = row t of k and v.
 // Launch: grid (n), block any.

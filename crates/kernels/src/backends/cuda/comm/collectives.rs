@@ -11,24 +11,21 @@ use std::sync::Arc;
 use firebrick_cuda::{Context, CudaError, Event, Stream};
 
 use crate::backends::cuda::engine::{Primitive, check};
+use crate::backends::cuda::memory::host_copies::Span;
 
 /// The side stream with its operations in flight.
 pub(crate) struct Collectives {
     context: Context,
     /// Created by the first operation; a job of one rank never creates it.
     stream: OnceCell<Stream>,
-    /// Operations that may still run.
     in_flight: RefCell<Vec<InFlight>>,
     /// Ticket of the next operation.
     ticket: Cell<u64>,
-    /// Events around the engine's waits for other ranks.
-    waits: RefCell<Vec<(Event, Event)>>,
-    /// Events around the operations themselves.
+    /// Around the engine's waits for other ranks.
+    waits: RefCell<Vec<Span>>,
+    /// Around the operations themselves.
     runs: RefCell<Vec<Span>>,
 }
-
-/// Start and end events of an operation on the side stream.
-pub(crate) type Span = (Arc<Event>, Arc<Event>);
 
 /// An operation that may still run: its tensors, and its end event.
 struct InFlight {
@@ -69,9 +66,9 @@ impl Collectives {
         let ready = Event::new(&self.context)?;
         main.record(&ready)?;
         side.wait_for(&ready)?;
-        let start = Arc::new(self.mark(side)?);
+        let start = self.mark(side)?;
         let submitted = operation(side);
-        let done = Arc::new(self.mark(side)?);
+        let done = self.mark(side)?;
         let ticket = self.ticket.replace(self.ticket.get() + 1);
         self.in_flight.borrow_mut().push(InFlight { ticket, tensors, done: done.clone() });
         self.runs.borrow_mut().push((start, done));
@@ -104,14 +101,14 @@ impl Collectives {
         self.waits.borrow_mut().push((start, end));
     }
 
-    fn mark(&self, stream: &Stream) -> Result<Event, CudaError> {
+    fn mark(&self, stream: &Stream) -> Result<Arc<Event>, CudaError> {
         let event = Event::timed(&self.context)?;
         stream.record(&event)?;
-        Ok(event)
+        Ok(Arc::new(event))
     }
 
     /// Returns the waits for other ranks since the last call.
-    pub(crate) fn take_waits(&self) -> Vec<(Event, Event)> {
+    pub(crate) fn take_waits(&self) -> Vec<Span> {
         self.waits.take()
     }
 

@@ -16,7 +16,7 @@ use burn_tensor::{DType, TensorMetadata};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{CudaError, DevicePointer, Nccl, NcclCommunicator, NcclId, Stream};
 
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{Cost, Cuda, DeviceBlock, MatrixView, Primitive, payload, primitive};
 use crate::comm::{Collective, DeviceSide};
 use crate::{COLLECTIVE, CommError, Communicator, Exchange, Loan};
@@ -24,7 +24,6 @@ use crate::{COLLECTIVE, CommError, Communicator, Exchange, Loan};
 /// Interval between checks for NCCL errors.
 const WATCH: Duration = Duration::from_millis(500);
 
-/// The NCCL connection of this rank.
 struct Connected {
     nccl: NcclCommunicator,
     failure: Mutex<Option<String>>,
@@ -64,7 +63,7 @@ pub(in crate::backends) fn connect(ranks: &Communicator, device: &CudaDevice) ->
     let gathered = ranks.all_gather_bytes(operation, own)?;
     let mismatch = |_| CommError::Mismatch { rank: 0, operation, expected, got: gathered[0].len() };
     let id = NcclId(gathered[0][..].try_into().map_err(mismatch)?);
-    let nccl = nccl.connect(device.context(), &id, ranks.rank(), ranks.world_size()).map_err(refused)?;
+    let nccl = nccl.connect(&device.context, &id, ranks.rank(), ranks.world_size()).map_err(refused)?;
     let connected = Arc::new(Connected { nccl, failure: Mutex::default() });
     let (watched, aborted) = (Arc::downgrade(&connected), Arc::downgrade(&connected));
     let thread = thread::Builder::new().name("nccl-watch".to_owned()).spawn(move || watch(&watched));
@@ -99,7 +98,6 @@ fn pointer(block: DeviceBlock) -> DevicePointer<f32> {
     DevicePointer::from_address(block.address)
 }
 
-/// Returns the bytes of a dense matrix.
 fn bytes_of(matrix: &MatrixView) -> DevicePointer<u8> {
     assert!(matrix.is_dense(), "ranks exchange matrices without gaps");
     DevicePointer::from_address(matrix.address)
@@ -117,11 +115,10 @@ impl DeviceSide<Cuda> for Connected {
         tensors: Vec<Loan<Cuda>>,
         device: &CudaDevice,
     ) -> Result<Exchange<Cuda>, CommError> {
-        let device = Device::of(device);
-        device.section(|| {
-            let parts: Vec<Part> = tensors.into_iter().map(|loan| Part::new(&device, collective, loan)).collect();
+        in_section(device, |device| {
+            let parts: Vec<Part> = tensors.into_iter().map(|loan| Part::new(device, collective, loan)).collect();
             let held = parts.iter().map(|part| part.matrix.tensor.clone()).collect();
-            let submitted = on_side_stream(&device, held, |side| {
+            let submitted = on_side_stream(device, held, |side| {
                 // SAFETY: the buffers are those of the tensors, which are held until the work is done. No operation of
                 // the section touches them before its end or the exchange's, except for reading what is lent, which its
                 // root only reads too; what others receive is new. Every rank lists the same tensors and roots in the
@@ -144,7 +141,6 @@ fn redeem(device: &CudaDevice, ticket: u64) {
     device.collectives.redeem(ticket, device.stream());
 }
 
-/// A tensor of an exchange.
 struct Part {
     matrix: MatrixView,
     root: usize,

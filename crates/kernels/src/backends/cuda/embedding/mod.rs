@@ -4,15 +4,14 @@
 use burn_tensor::{DType, Int, Tensor};
 
 use crate::EmbeddingOps;
-use crate::backends::cuda::device::Device;
-use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Launch, MatrixView, Source, arguments, grid, tensor, threads_for,
-};
+use crate::backends::cuda::device::{Device, in_section};
+use crate::backends::cuda::engine::{BlockArguments, Cuda, MatrixView, Source, arguments, grid, tensor, threads_for};
 
 impl EmbeddingOps for Cuda {
     fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>, scale: f32, dtype: DType) -> Tensor<Self, 2> {
-        let device = Device::of(&table_vd.device());
-        device.section(|| tensor(device.embed(&device.flat(table_vd), &device.int_matrix(ids_n), scale, dtype).tensor))
+        in_section(&table_vd.device(), |device| {
+            tensor(device.embed(&device.flat(table_vd), &device.int_matrix(ids_n), scale, dtype).tensor)
+        })
     }
 
     fn embed_backward(
@@ -22,8 +21,7 @@ impl EmbeddingOps for Cuda {
         rows: usize,
         _may_be_none: bool,
     ) -> Tensor<Self, 2> {
-        let device = Device::of(&dy_nd.device());
-        device.section(|| {
+        in_section(&dy_nd.device(), |device| {
             let (ids, dy) = (device.int_matrix(rows_n), device.flat(dy_nd));
             tensor(device.embed_backward(&ids, &dy, scale, rows).tensor)
         })
@@ -36,13 +34,8 @@ impl Device {
         let y = self.empty_matrix(ids.width, table.width, dtype);
         let name = if table.dtype == dtype { "embed_from_t" } else { "embed_from_f32" };
         assert!(table.dtype == dtype || table.dtype == DType::F32, "a table of {:?} into {dtype:?}", table.dtype);
-        let launch = Launch {
-            source: Source::Embedding,
-            dtype,
-            name,
-            shape: grid(ids.width, threads_for(table.width, 256)),
-            bytes: ids.width * table.width * (table.dtype.size() + dtype.size()),
-        };
+        let bytes = ids.width * table.width * (table.dtype.size() + dtype.size());
+        let launch = Source::Embedding.launch(dtype, name, grid(ids.width, threads_for(table.width, 256)), bytes);
         let arguments = arguments! {
             y: rows(&y), table: rows(table), ids: rows(ids), n: long(ids.width), d: int(table.width), scale: f32(scale),
         };
@@ -56,13 +49,8 @@ impl Device {
     fn embed_backward(&self, ids: &MatrixView, dy: &MatrixView, scale: f32, vocab_size: usize) -> MatrixView {
         let table = self.empty_matrix(vocab_size, dy.width, DType::F32);
         self.fill(table.block(), 0.0);
-        let launch = Launch {
-            source: Source::Embedding,
-            dtype: dy.dtype,
-            name: "embed_backward",
-            shape: grid(ids.width, 256),
-            bytes: dy.count() * (dy.dtype.size() + 4),
-        };
+        let bytes = dy.count() * (dy.dtype.size() + 4);
+        let launch = Source::Embedding.launch(dy.dtype, "embed_backward", grid(ids.width, 256), bytes);
         let arguments = arguments! {
             dtable: rows(&table), ids: rows(ids), dy: rows(dy), n: long(ids.width), d: int(dy.width), scale: f32(scale),
         };

@@ -8,12 +8,11 @@ use firebrick_cuda::LaunchShape;
 
 use super::Engine;
 use super::constants::{NARROW_BYTES, SUMMED_COLUMNS};
-use super::launch::{BlockArguments, Launch, arguments, grid};
+use super::launch::{BlockArguments, arguments, grid, grid_of};
 use super::matrix::{DeviceBlock, Primitive};
 use super::program::Source;
 use super::scratch::ScratchSlot;
 
-/// Returns a grid over `count` values.
 fn flat_grid(count: usize) -> LaunchShape {
     grid(count.div_ceil(4096), 256)
 }
@@ -23,11 +22,6 @@ fn row_grid(rows: usize, width: usize) -> LaunchShape {
     grid(rows, width.div_ceil(8).next_multiple_of(32).clamp(32, 256) as u32)
 }
 
-fn elementwise(name: &'static str, dtype: DType, shape: LaunchShape, bytes: usize) -> Launch {
-    Launch { source: Source::Elementwise, dtype, name, shape, bytes }
-}
-
-/// Minimum number of rows that one block sums.
 const BLOCK_ROWS: usize = 64;
 
 impl Engine {
@@ -49,7 +43,7 @@ impl Engine {
             "cast_f32_to_t" => arguments! { pointers => scale: f32(scale) },
             _ => pointers,
         };
-        let launch = elementwise(name, dtype, flat_grid(from.count()), from.bytes() + to.bytes());
+        let launch = Source::Elementwise.launch(dtype, name, flat_grid(from.count()), from.bytes() + to.bytes());
         // SAFETY: both blocks are dense and hold the same number of values of their formats.
         unsafe { self.launch(launch, &arguments! { scaled => n: long(from.count()) }) };
     }
@@ -58,24 +52,32 @@ impl Engine {
     pub(crate) fn add_to(&self, sum: u64, values: u64, count: usize) {
         let arguments = arguments! { y: address(sum), x: address(values), n: long(count) };
         // SAFETY: both hold `count` f32.
-        unsafe { self.launch(elementwise("accumulate_f32", DType::F32, flat_grid(count), 12 * count), &arguments) };
+        unsafe {
+            self.launch(
+                Source::Elementwise.launch(DType::F32, "accumulate_f32", flat_grid(count), 12 * count),
+                &arguments,
+            )
+        };
     }
 
-    /// Sets f32 values.
     pub(crate) fn fill(&self, to: DeviceBlock, value: f32) {
         assert!(to.is_dense() && to.dtype == DType::F32, "fills are of dense f32");
         let arguments = arguments! { y: rows(&to), value: f32(value), n: long(to.count()) };
         // SAFETY: the block is dense and of f32.
-        unsafe { self.launch(elementwise("fill_f32", DType::F32, flat_grid(to.count()), to.bytes()), &arguments) };
+        unsafe {
+            self.launch(
+                Source::Elementwise.launch(DType::F32, "fill_f32", flat_grid(to.count()), to.bytes()),
+                &arguments,
+            )
+        };
     }
 
-    /// Sets all bytes to zero.
     pub(crate) fn fill_zero(&self, to: DeviceBlock) {
         assert!(to.is_dense(), "fills are of dense values");
         let arguments = arguments! { y: rows(&to), n: long(to.bytes()) };
         let shape = grid(to.bytes().div_ceil(16_384), 256);
         // SAFETY: the block is dense and has that many bytes.
-        unsafe { self.launch(elementwise("fill_zero", DType::F32, shape, to.bytes()), &arguments) };
+        unsafe { self.launch(Source::Elementwise.launch(DType::F32, "fill_zero", shape, to.bytes()), &arguments) };
     }
 
     /// Copies the rows of `x` that `rows` names (i32, one per row of `to`) to `to`.
@@ -95,7 +97,9 @@ impl Engine {
         };
         let bytes = 2 * count * to.width * to.dtype.size();
         // SAFETY: both are dense; the row numbers, `count` of them, lie in the side that has more rows.
-        unsafe { self.launch(elementwise(name, to.dtype, row_grid(count, to.width), bytes), &arguments) };
+        unsafe {
+            self.launch(Source::Elementwise.launch(to.dtype, name, row_grid(count, to.width), bytes), &arguments)
+        };
     }
 
     /// Copies rows to rows with another stride.
@@ -114,7 +118,7 @@ impl Engine {
         let is_in_vectors =
             bytes.iter().all(|bytes| bytes.is_multiple_of(16)) && (from.address | to.address).is_multiple_of(16);
         let blocks = if is_in_vectors && bytes[0] < NARROW_BYTES { from.bytes().div_ceil(16_384) } else { from.rows };
-        let launch = elementwise("copy_rows", DType::F32, grid(blocks, 256), 2 * from.bytes());
+        let launch = Source::Elementwise.launch(DType::F32, "copy_rows", grid(blocks, 256), 2 * from.bytes());
         // SAFETY: both blocks have the same rows and width, at the strides given.
         unsafe { self.launch(launch, &arguments) };
     }
@@ -138,7 +142,12 @@ impl Engine {
             size2: long(size[2]), size3: long(size[3]), stride0: long(stride[0]), stride1: long(stride[1]),
             stride2: long(stride[2]), stride3: long(stride[3]),
         };
-        let launch = elementwise("copy_strided", DType::F32, grid(count.div_ceil(1024), 256), 2 * count * element);
+        let launch = Source::Elementwise.launch(
+            DType::F32,
+            "copy_strided",
+            grid(count.div_ceil(1024), 256),
+            2 * count * element,
+        );
         // SAFETY: source strides are the tensor's own; the copy is contiguous and of the same shape and element size.
         unsafe { self.launch(launch, &arguments) };
         copy
@@ -153,15 +162,10 @@ impl Engine {
     /// Sums the columns of `x`, `[width]` f32.
     pub(crate) fn column_sums(&self, x: DeviceBlock) -> Primitive {
         let across = x.width.div_ceil(SUMMED_COLUMNS);
-        let parts = x.rows.div_ceil(BLOCK_ROWS).clamp(1, (4 * self.multiprocessors()).div_ceil(across));
+        let parts = x.rows.div_ceil(BLOCK_ROWS).clamp(1, (4 * self.multiprocessors).div_ceil(across));
         let partial = self.scratch.take(ScratchSlot::Partial, parts * x.width * 4);
-        let launch = Launch {
-            source: Source::Columns,
-            dtype: x.dtype,
-            name: "column_sums",
-            shape: LaunchShape { grid: [across as u32, parts as u32, 1], block: [256, 1, 1], shared_bytes: 0 },
-            bytes: x.bytes(),
-        };
+        let shape = grid_of([across, parts, 1], 256);
+        let launch = Source::Columns.launch(x.dtype, "column_sums", shape, x.bytes());
         let arguments = arguments! {
             partial: address(partial), x: rows(&x), stride: long(x.stride), n: long(x.rows), d: int(x.width),
         };
@@ -173,13 +177,8 @@ impl Engine {
     /// Sums the columns of `[rows, width]` f32 partial sums.
     pub(crate) fn sum_partial_rows(&self, partial: u64, rows: usize, width: usize) -> Primitive {
         let out = self.empty([width], DType::F32);
-        let launch = Launch {
-            source: Source::Columns,
-            dtype: DType::F32,
-            name: "sum_partial_rows",
-            shape: grid(width.div_ceil(32), 256),
-            bytes: rows * width * 4,
-        };
+        let bytes = rows * width * 4;
+        let launch = Source::Columns.launch(DType::F32, "sum_partial_rows", grid(width.div_ceil(32), 256), bytes);
         let arguments = arguments! {
             out: address(self.address(&out)), partial: address(partial), rows: int(rows), d: int(width),
         };

@@ -1,6 +1,4 @@
 //! The rows of experts, as GEMMs over them take them. `cuda/moe/grouped.rs` launches those GEMMs.
-//!
-//! Trade-off: these types lie below both, so that a GEMM can be one over experts.
 
 /// Shared memory of a block, in bytes, that three stages of a product of experts need.
 const EXPERTS_SHARED_BYTES: usize = 3 * 32_768 + 1024;

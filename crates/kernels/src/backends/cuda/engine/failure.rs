@@ -34,7 +34,6 @@ impl std::fmt::Display for DeviceFailure {
 impl std::error::Error for DeviceFailure {}
 
 impl DeviceFailure {
-    /// Unwinds from the operation.
     pub(crate) fn raise(self) -> ! {
         panic::panic_any(self)
     }
@@ -76,26 +75,17 @@ fn is_of_cubecl(info: &PanicHookInfo<'_>) -> bool {
 pub(super) fn failed_allocation(context: &Context, bytes: u64, problem: Option<String>) -> DeviceFailure {
     let suppressed = SUPPRESSED.lock().unwrap_or_else(PoisonError::into_inner).take();
     let detail = problem.or(suppressed).map(|text| format!(" (CubeCL: {text})")).unwrap_or_default();
-    let operation = "allocating a tensor";
-    if let Err(error) = context.synchronize() {
-        let message = format!("an earlier operation failed on the device: {error}{detail}");
-        return DeviceFailure { operation, out_of_memory: error.is_out_of_memory(), message };
-    }
-    match context.memory() {
-        Ok(memory) if memory.free_bytes < bytes => DeviceFailure {
-            operation,
-            out_of_memory: true,
-            message: format!(
-                "{bytes} bytes were requested, {} of {} are free{detail}",
-                memory.free_bytes, memory.total_bytes
-            ),
-        },
-        _ => DeviceFailure {
-            operation,
-            out_of_memory: false,
-            message: format!("CubeCL could not allocate {bytes} bytes although the device has them{detail}"),
-        },
-    }
+    let (out_of_memory, message) = match (context.synchronize(), context.memory()) {
+        (Err(error), _) => {
+            (error.is_out_of_memory(), format!("an earlier operation failed on the device: {error}{detail}"))
+        }
+        (Ok(()), Ok(memory)) if memory.free_bytes < bytes => {
+            let (free, total) = (memory.free_bytes, memory.total_bytes);
+            (true, format!("{bytes} bytes were requested, {free} of {total} are free{detail}"))
+        }
+        _ => (false, format!("CubeCL could not allocate {bytes} bytes although the device has them{detail}")),
+    };
+    DeviceFailure { operation: "allocating a tensor", out_of_memory, message }
 }
 
 /// Returns the value, or unwinds from `operation`.

@@ -1,5 +1,4 @@
 //! GEMMs by cuBLASLt over row-major matrices with any row stride.
-//! Trade-off: 8-bit operands are E4M3; no other 8-bit format is used.
 
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{ElementType, Matmul, Operand, Pointers, Scaling};
@@ -70,7 +69,6 @@ impl Gemm {
         Self { a_transposed: true, b_transposed: false, ..Self::forward(name, left, right) }
     }
 
-    /// Returns `m`, `n` and `k`.
     fn sizes(&self) -> [usize; 3] {
         let (m, k) = if self.a_transposed { (self.a.width, self.a.rows) } else { (self.a.rows, self.a.width) };
         let n = if self.b_transposed { self.b.rows } else { self.b.width };

@@ -3,7 +3,6 @@
 //! All launches are sound for the same reasons: addresses come from tensors that the caller holds (or from scratch memory, which lives as long as the
 //! engine), sizes and strides are those of the same tensors, and everything runs on one stream in the order of the calls, so memory that is freed
 //! after a call is reused only by later work on that stream. Launches of a section may wait on the host for later ones, to be submitted as one graph.
-//! Trade-off: names and types of arguments are compared with the kernel's parameters at launch, and only in debug builds.
 
 use std::hash::Hash;
 
@@ -30,17 +29,21 @@ pub(crate) struct Launch {
     pub bytes: usize,
 }
 
+impl Source {
+    /// Describes a launch of its kernel `name`, which moves at least `bytes` bytes.
+    pub(crate) fn launch(self, dtype: DType, name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
+        Launch { source: self, dtype, name, shape, bytes }
+    }
+}
+
 /// Appends engine values to the arguments of a launch, with the types that kernels take.
 pub(crate) trait BlockArguments {
     /// Appends the address of rows, all of which the kernel may use.
     fn rows(self, block: &DeviceBlock) -> Self;
     /// Appends an address; 0 is null.
     fn address(self, address: u64) -> Self;
-    /// Appends a number as `int`.
     fn int(self, number: usize) -> Self;
-    /// Appends a number as `long long`.
     fn long(self, number: usize) -> Self;
-    /// Appends a number as `float`.
     fn float(self, number: f64) -> Self;
 }
 
@@ -84,14 +87,16 @@ macro_rules! arguments {
 }
 pub(crate) use arguments;
 
-/// Converts an address to an argument.
 pub(super) fn at(address: u64) -> DevicePointer<u8> {
     DevicePointer::from_address(address)
 }
 
-/// Returns a grid of `blocks` blocks of `threads` threads.
 pub(crate) fn grid(blocks: usize, threads: u32) -> LaunchShape {
-    LaunchShape { grid: [blocks.clamp(1, MAX_BLOCKS) as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }
+    grid_of([blocks.clamp(1, MAX_BLOCKS), 1, 1], threads)
+}
+
+pub(crate) fn grid_of(grid: [usize; 3], threads: u32) -> LaunchShape {
+    LaunchShape { grid: grid.map(|blocks| blocks as u32), block: [threads, 1, 1], shared_bytes: 0 }
 }
 
 /// Returns the threads for a row of `width` values, sixteen values per thread: whole warps, 32 to `max` threads.
@@ -101,8 +106,8 @@ pub(crate) fn threads_for(width: usize, max: usize) -> u32 {
 
 /// Returns blocks of 256 threads for rows of `width` values; if there are few rows, their columns are divided as well.
 pub(crate) fn rows_and_columns(rows: usize, width: usize) -> LaunchShape {
-    let columns = if rows < 1024 { width.div_ceil(4096).max(1) as u32 } else { 1 };
-    LaunchShape { grid: [rows.clamp(1, MAX_BLOCKS) as u32, columns, 1], block: [256, 1, 1], shared_bytes: 0 }
+    let columns = if rows < 1024 { width.div_ceil(4096).max(1) } else { 1 };
+    grid_of([rows.clamp(1, MAX_BLOCKS), columns, 1], 256)
 }
 
 impl Engine {
@@ -153,7 +158,7 @@ impl Engine {
         if cfg!(debug_assertions) && address != 0 && self.is_in_section() {
             let is_in_use = |number| self.recycled.is_in_use(number);
             let is_live = self.addresses.live.holds(address, bytes, self.section_number(), is_in_use)
-                || DeviceBuffer::is_live(self.context(), address, bytes);
+                || DeviceBuffer::is_live(&self.context, address, bytes);
             assert!(is_live, "{name}: {bytes} bytes at {address:#x} are in no live allocation");
         }
     }

@@ -36,12 +36,10 @@ pub(crate) struct DeviceBlock {
 }
 
 impl DeviceBlock {
-    /// Creates rows without gaps.
     pub(crate) fn dense(address: u64, [rows, width]: [usize; 2], dtype: DType) -> Self {
         Self { address, rows, width, stride: width, dtype }
     }
 
-    /// Returns `width` columns from `start` on.
     pub(crate) fn columns(self, start: usize, width: usize) -> Self {
         debug_assert!(start + width <= self.width, "columns {start}+{width} of {}", self.width);
         Self { address: self.address + (start * self.dtype.size()) as u64, width, ..self }
@@ -52,7 +50,6 @@ impl DeviceBlock {
         self.columns(columns.start, columns.len())
     }
 
-    /// Returns `rows` rows from `start` on.
     pub(crate) fn rows(self, start: usize, rows: usize) -> Self {
         debug_assert!(start + rows <= self.rows, "rows {start}+{rows} of {}", self.rows);
         Self { address: self.address + (start * self.stride * self.dtype.size()) as u64, rows, ..self }
@@ -60,8 +57,7 @@ impl DeviceBlock {
 
     /// Returns the `width` columns after the last one, in the free part of each row.
     pub(crate) fn columns_after(self, width: usize) -> Self {
-        assert!(self.has_room(width), "room for {width} columns in rows of {} at stride {}", self.width, self.stride);
-        Self { width: self.width + width, ..self }.columns(self.width, width)
+        self.widened(width).columns(self.width, width)
     }
 
     /// Returns the same rows with `width` more columns.
@@ -70,7 +66,6 @@ impl DeviceBlock {
         Self { width: self.width + width, ..self }
     }
 
-    /// Returns whether rows have room for `width` more columns.
     pub(crate) fn has_room(&self, width: usize) -> bool {
         self.width + width <= self.stride
     }
@@ -85,7 +80,6 @@ impl DeviceBlock {
         self.width.is_multiple_of(8) && self.begins_on_vectors()
     }
 
-    /// Returns the number of values.
     pub(crate) fn count(&self) -> usize {
         self.rows * self.width
     }
@@ -101,7 +95,6 @@ impl DeviceBlock {
         (values * self.dtype.size()) as u64
     }
 
-    /// Returns whether there are no gaps between rows.
     pub(crate) fn is_dense(&self) -> bool {
         self.stride == self.width || self.rows <= 1
     }
@@ -124,13 +117,11 @@ impl Deref for MatrixView {
 }
 
 impl MatrixView {
-    /// Returns the rows without their owner.
     pub(crate) fn block(&self) -> DeviceBlock {
         self.block
     }
 }
 
-/// Returns the float primitive of a tensor.
 pub(crate) fn float<const D: usize>(tensor: Tensor<Cuda, D>) -> Primitive {
     match tensor.into_primitive() {
         TensorPrimitive::Float(primitive) => primitive,
@@ -138,17 +129,14 @@ pub(crate) fn float<const D: usize>(tensor: Tensor<Cuda, D>) -> Primitive {
     }
 }
 
-/// Wraps a float primitive as a tensor.
 pub(crate) fn tensor<const D: usize>(primitive: Primitive) -> Tensor<Cuda, D> {
     Tensor::from_primitive(TensorPrimitive::Float(primitive))
 }
 
-/// Wraps an integer primitive as a tensor.
 pub(crate) fn int_tensor<const D: usize>(primitive: Primitive) -> Tensor<Cuda, D, Int> {
     Tensor::from_primitive(primitive)
 }
 
-/// Wraps a primitive as values or codes.
 pub(crate) fn payload<const D: usize>(primitive: Primitive, is_codes: bool) -> Payload<Cuda, D> {
     if is_codes { Payload::Codes(int_tensor(primitive)) } else { Payload::Values(tensor(primitive)) }
 }

@@ -44,7 +44,7 @@ pub use failure::DeviceFailure;
 pub(super) use failure::{check, check_launch};
 pub(super) use gemm::{Gemm, GemmScales};
 pub(super) use handle_number::Owner;
-pub(super) use launch::{BlockArguments, Launch, arguments, grid, rows_and_columns, threads_for};
+pub(super) use launch::{BlockArguments, Launch, arguments, grid, grid_of, rows_and_columns, threads_for};
 pub use matrix::Cuda;
 pub(super) use matrix::{DeviceBlock, MatrixView, Primitive, float, int_tensor, payload, primitive, tensor, view};
 pub(super) use program::{FlashVariant, SoftCap, Source, WeightValues};
@@ -79,8 +79,9 @@ use watch::BurnWatch;
 /// The state of one thread on one device.
 pub(super) struct Engine {
     device: CudaDevice,
+    /// Owns the memory of tensors.
     client: ComputeClient<CudaRuntime>,
-    context: Context,
+    pub(super) context: Context,
     // These two are dropped before the libraries that waiting and recorded launches refer to.
     pub(super) repeats: Rc<Repeats>,
     pub(super) scratch: Scratch,
@@ -94,7 +95,7 @@ pub(super) struct Engine {
     /// Unused memory, whose address is requested to wait until CubeCL has submitted its work.
     pub(super) marker: RefCell<Option<Handle>>,
     pub(super) watch: BurnWatch,
-    multiprocessors: usize,
+    pub(super) multiprocessors: usize,
     card_shared_bytes: usize,
     shared_bytes: Cell<usize>,
     pub(super) addresses: Addresses,
@@ -224,6 +225,11 @@ impl Engine {
         [identity.unwrap_or_else(|| self.address(primitive)), offset]
     }
 
+    /// Returns what a buffer holds that is computed from these sources in this section.
+    pub(super) fn contents(&self, dtype: DType, sources: impl Into<Vec<u64>>) -> Contents {
+        Contents { section: self.section_number(), dtype, sources: sources.into() }
+    }
+
     /// Returns whether no other tensor has this tensor's memory, so that an operation that takes the tensor may write there.
     pub(super) fn is_unshared(&self, primitive: &Primitive) -> bool {
         let section = self.is_in_section().then(|| self.section_number());
@@ -244,14 +250,8 @@ impl Engine {
         owner.section == self.section_number() && owner.uses == uses(owner.number)
     }
 
-    /// Returns the device.
     pub(super) fn device(&self) -> &CudaDevice {
         &self.device
-    }
-
-    /// Returns the number of multiprocessors of the device.
-    pub(super) fn multiprocessors(&self) -> usize {
-        self.multiprocessors
     }
 
     /// Limits the shared memory per block that launches assume, or with `None` removes the limit.
@@ -262,16 +262,6 @@ impl Engine {
     /// Returns the shared memory that a block may use.
     pub(super) fn shared_bytes(&self) -> usize {
         self.shared_bytes.get()
-    }
-
-    /// Returns CubeCL's client for the device, which owns the memory of tensors.
-    pub(super) fn client(&self) -> &ComputeClient<CudaRuntime> {
-        &self.client
-    }
-
-    /// Returns the device's context.
-    pub(super) fn context(&self) -> &Context {
-        &self.context
     }
 
     /// Returns the engine's stream, after submitting all waiting launches.
@@ -294,7 +284,6 @@ impl Engine {
         work()
     }
 
-    /// Returns a new timed event, recorded on the stream.
     pub(super) fn mark(&self) -> Result<Event, CudaError> {
         let event = Event::timed(&self.context)?;
         self.stream().record(&event)?;

@@ -2,7 +2,6 @@
 //!
 //! Each source is compiled once per format of activations (and head width for attention, activation function, and soft cap). NVRTC takes
 //! about a second for all that a run needs; the images are kept on disk by `firebrick_cuda::Compiler`.
-//! Trade-off: a kernel that does not compile is found when it is launched, not when the crate is built.
 
 use std::cell::RefCell;
 use std::thread::JoinHandle;
@@ -110,8 +109,8 @@ pub(crate) enum Source {
     CrossEntropy(Option<SoftCap>),
     Elementwise,
     Embedding,
+    /// `stages`, here and below: tiles in flight.
     Experts {
-        /// Tiles in flight.
         stages: usize,
     },
     FewRows(WeightValues),
@@ -121,18 +120,16 @@ pub(crate) enum Source {
     Fp8,
     Gated(Activation),
     GatedFp8(Activation),
+    /// `pieces`: column pieces per warp.
     GatedLowRank {
         activation: Activation,
-        /// Column pieces per warp.
         pieces: usize,
-        /// Tiles in flight.
         stages: usize,
     },
     Heads,
+    /// `ranks`: maximum rank of an adapter.
     LowRank {
-        /// Maximum rank of an adapter.
         ranks: usize,
-        /// Tiles in flight.
         stages: usize,
     },
     Magnitude,
@@ -145,9 +142,8 @@ pub(crate) enum Source {
     Routing,
     Sinks,
     StoreRows,
-    /// The products of experts on Hopper.
+    /// The products of experts on Hopper; `stages` are those of the narrow ones.
     WideExperts {
-        /// Tiles in flight of the narrow ones.
         stages: usize,
     },
     WriteOut,
@@ -290,7 +286,6 @@ pub(super) fn format_refusal(dtype: DType, capability: (u32, u32)) -> Option<Str
 /// A thread that compiles; `None` if it failed.
 type Compiling = JoinHandle<Option<Image>>;
 
-/// Compiled programs and their kernels.
 pub(crate) struct Programs {
     context: Context,
     compiler: Compiler,
@@ -407,7 +402,6 @@ impl Programs {
     }
 }
 
-/// Returns the image that a thread has compiled; `None` if it failed.
 fn compiled(thread: Compiling) -> Option<Image> {
     thread.join().ok().flatten()
 }

@@ -46,7 +46,6 @@ pub(crate) enum Taken {
     Memory(Handle),
     /// There is some, but other threads may have used it in the meantime.
     AfterOthers,
-    /// There is none.
     Nothing,
 }
 

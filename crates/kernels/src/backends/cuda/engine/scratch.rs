@@ -3,7 +3,6 @@
 //! All readers and writers are on the engine's one stream, so a buffer may be overwritten once the launches that read it are submitted. Contents
 //! derived from weights (dequantized, merged with their adapter, cast) are remembered until the section ends, so the recomputation of a layer and its
 //! backward share one conversion. Growing a buffer waits for the device and discards its contents; after the first step of a run, no buffer grows.
-//! Trade-off: a slot keeps its largest size until memory is released.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,31 +13,15 @@ use rustc_hash::FxHashMap;
 
 use super::failure::{check, check_launch};
 
-/// The purpose of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ScratchSlot {
-    /// Converted weights of a group or module of this shape. Groups of one layer have separate slots, so that they do
-    /// not overwrite each other's contents.
-    Weights {
-        /// Output features.
-        rows: usize,
-        /// Input features.
-        columns: usize,
-    },
-    /// Codes of a group's weight in 8-bit floats, with their scales and adapters.
-    Fp8Weights {
-        /// Output features.
-        rows: usize,
-        /// Input features and ranks, padded.
-        columns: usize,
-    },
+    /// Converted weights `[o, i]` of a group or module. Groups of one layer have separate slots, so that they do not
+    /// overwrite each other's contents.
+    Weights([usize; 2]),
+    /// Codes of a group's weight in 8-bit floats `[o, i and ranks, padded]`, with their scales and adapters.
+    Fp8Weights([usize; 2]),
     /// The same codes, transposed.
-    Fp8Transposed {
-        /// Input features.
-        rows: usize,
-        /// Output features and ranks, padded.
-        columns: usize,
-    },
+    Fp8Transposed([usize; 2]),
     /// The other operand of a GEMM in 8-bit floats.
     Fp8Rows,
     /// Block scales of that operand, if a GEMM reads them.
@@ -46,19 +29,13 @@ pub(crate) enum ScratchSlot {
     /// Block scales of the weight.
     Fp8WeightBlocks,
     /// Biases of a group of this width, side by side.
-    Bias {
-        /// Output features.
-        width: usize,
-    },
-    /// LoRA's A in compute precision.
+    Bias(usize),
     LoraA,
-    /// LoRA's B in compute precision.
     LoraB,
     /// Low-rank intermediates `x Aᵀ`.
     LowRank,
     /// The adapters' input under dropout, or its gradient.
     Masked,
-    /// Gradients of the low-rank intermediates.
     LowRankGradient,
     /// The low-rank gradients times `1 / rms` of a norm's input.
     ScaledLowRank,
@@ -66,18 +43,12 @@ pub(crate) enum ScratchSlot {
     LowRankParts,
     /// The widest rows of one operation: logits of a chunk; joined QKV, or their gradients.
     WideRows,
-    /// cuDNN's workspace.
     AttentionWorkspace,
-    /// Lengths and offsets of packed documents.
-    AttentionIndex {
-        /// The part of the documents; `None` for all.
-        part: Option<usize>,
-    },
-    /// Tiles of experts' rows.
+    /// Lengths and offsets of packed documents: of a numbered part of them, or of all.
+    AttentionIndex(Option<usize>),
     ExpertTiles,
     /// Partial results over parts of each query's keys.
     AttentionParts,
-    /// Partial sums.
     Partial,
     /// Hidden states gathered for the loss, then their gradients.
     GatheredRows,
@@ -100,7 +71,6 @@ struct Buffer {
     section: u64,
 }
 
-/// Scratch buffers by slot, and their contents.
 pub(crate) struct Scratch {
     context: Context,
     repeats: Rc<Repeats>,
@@ -123,7 +93,7 @@ impl Scratch {
         self.buffer(slot, bytes, None).0
     }
 
-    /// Returns the address of a buffer, and whether it already has these contents; if not, the caller must fill it now.
+    /// Returns the address of a buffer, and whether it already has these contents, which the caller must write now if not.
     pub(crate) fn holding(&self, slot: ScratchSlot, bytes: usize, contents: Contents) -> (u64, bool) {
         self.buffer(slot, bytes, Some(contents))
     }
@@ -152,7 +122,6 @@ impl Scratch {
         self.buffers.borrow_mut().values_mut().for_each(|buffer| buffer.contents = None);
     }
 
-    /// Returns the bytes of all buffers.
     pub(crate) fn bytes(&self) -> usize {
         self.buffers.borrow().values().map(|buffer| buffer.memory.len_bytes()).sum()
     }

@@ -93,7 +93,7 @@ impl Engine {
     /// Blocks until CubeCL's queue thread has submitted all earlier requests to the driver.
     pub(crate) fn wait_until_submitted(&self) {
         let mut marker = self.marker.borrow_mut();
-        let marker = marker.get_or_insert_with(|| self.client().empty(4));
+        let marker = marker.get_or_insert_with(|| self.client.empty(4));
         self.addresses.request(marker);
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! A tensor that is not rows of adjacent values is made contiguous by a kernel of the engine, because Burn's copy
 //! would run on CubeCL's stream in the middle of a section.
-//! Trade-off: a tensor that is neither a matrix nor contiguous costs a copy in every call.
 
 use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::backend::Backend;
@@ -23,7 +22,7 @@ impl Engine {
         // CubeCL allocates no memory of size zero.
         let bytes = (shape.num_elements() * dtype.size()).max(1);
         let bytes = if self.rounds_sizes.get() { bytes.next_power_of_two() } else { bytes };
-        let client = self.client();
+        let client = &self.client;
         if !self.is_in_section() {
             let handle = client.empty(bytes);
             return CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype);
@@ -55,7 +54,7 @@ impl Engine {
     fn new_memory(&self, bytes: usize) -> Handle {
         self.make_room_for(bytes);
         self.watch.verify();
-        let handle = self.client().empty(bytes);
+        let handle = self.client.empty(bytes);
         let start = self.addresses.request(&handle);
         check("ordering streams", self.handoff.begin());
         if self.recycled.keep(bytes, &handle) {
@@ -67,22 +66,21 @@ impl Engine {
 
     /// Returns unused pool memory if the device has less than a section needs now, because CubeCL's queue thread panics if it cannot allocate.
     fn make_room_for(&self, bytes: usize) {
-        let free = || check("asking for free memory", self.context().memory()).free_bytes;
+        let free = || check("asking for free memory", self.context.memory()).free_bytes;
         if free() >= bytes as u64 {
             return;
         }
         check_launch(self.repeats.flush());
-        check("waiting for the device", self.context().synchronize());
+        check("waiting for the device", self.context.synchronize());
         self.repeats.release();
         self.scratch.release_unused();
         self.recycled.release_free();
         Cuda::memory_cleanup(self.device());
         self.wait_until_submitted();
         // Memory that CubeCL has freed returns to the driver once the device is done.
-        check("waiting for the device", self.context().synchronize());
+        check("waiting for the device", self.context.synchronize());
     }
 
-    /// Allocates a matrix.
     pub(crate) fn empty_matrix(&self, rows: usize, width: usize, dtype: DType) -> MatrixView {
         self.view_of(self.empty([rows, width], dtype))
     }

@@ -29,39 +29,32 @@ struct Span {
     end: Arc<Event>,
 }
 
-/// The recorded launches of an engine.
 #[derive(Default)]
 pub(crate) struct Trace {
-    recording: RefCell<Option<Recording>>,
-}
-
-struct Recording {
-    /// Start of the trace, from which the others are measured.
-    origin: Event,
-    spans: Vec<Span>,
+    /// Start of the trace, from which the others are measured, and the launches since.
+    recording: RefCell<Option<(Event, Vec<Span>)>>,
 }
 
 impl Trace {
-    /// Returns whether launches are recorded.
     pub(super) fn is_recording(&self) -> bool {
         self.recording.borrow().is_some()
     }
 
     /// Starts to record from `origin` on; drops earlier records.
     pub(crate) fn start(&self, origin: Event) {
-        *self.recording.borrow_mut() = Some(Recording { origin, spans: Vec::new() });
+        *self.recording.borrow_mut() = Some((origin, Vec::new()));
     }
 
     /// Records a launch between two events.
     pub(crate) fn record(&self, name: &'static str, cost: Cost, [start, end]: [impl Into<Arc<Event>>; 2]) {
-        if let Some(recording) = self.recording.borrow_mut().as_mut() {
-            recording.spans.push(Span { name, cost, start: start.into(), end: end.into() });
+        if let Some((_, spans)) = self.recording.borrow_mut().as_mut() {
+            spans.push(Span { name, cost, start: start.into(), end: end.into() });
         }
     }
 
     /// Ends recording and returns the launches in order. The caller has waited for the device.
     pub(crate) fn finish(&self) -> Vec<TracedOperation> {
-        let Some(Recording { origin, spans }) = self.recording.borrow_mut().take() else { return Vec::new() };
+        let Some((origin, spans)) = self.recording.borrow_mut().take() else { return Vec::new() };
         let between = |start: &Event, end: &Event| f64::from(check("reading an event", end.milliseconds_since(start)));
         let operation = |span: Span| TracedOperation {
             name: span.name,

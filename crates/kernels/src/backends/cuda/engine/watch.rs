@@ -3,7 +3,6 @@
 //! CubeCL numbers memory handles from one counter, and a Burn operation that allocates (for its output or its arguments) increments it.
 //! Not supported: allocations of several threads cannot be distinguished, so the check runs only in programs that enable it
 //! ([`watch_burn_operations`]), while one thread has an engine. A Burn operation that allocates nothing is not detected. Release builds do not check.
-//! Trade-off: a leaked mutex per device and process.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

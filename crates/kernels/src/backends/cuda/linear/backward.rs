@@ -4,7 +4,6 @@
 //! (added to the running sum, in place if it is not shared), adapters and biases. If adapters are appended, `dy s B` is written to the
 //! columns after `dy`, in place if there is room. Under dropout, the adapters' part of the input gradient is a separate GEMM, because
 //! it goes through the mask. `prologue_backward` computes the backward of the prologue.
-//! Trade-off: the code path depends on base, adapters and format, so that each reads as little as possible; all share one output gradient.
 
 use burn_tensor::{DType, Tensor};
 
@@ -40,15 +39,12 @@ pub(crate) struct OutputGradient {
 
 /// Additional values in the backward of a group with magnitudes.
 struct BehindMagnitudes {
-    /// The gradient of the scaled outputs.
     dy: DeviceBlock,
     _owner: Option<MatrixView>,
-    /// Gradients of the magnitudes, one per module.
     gradients: Vec<Option<Primitive>>,
 }
 
 impl Device {
-    /// Computes [`crate::LinearOps::mlp_backward`].
     pub(super) fn mlp_backward(
         &self,
         [(saved_gate_up, gate_up), (saved_down, down)]: [(ProjectSaved<Cuda>, Group<Cuda>); 2],

@@ -6,13 +6,12 @@
 
 use burn_tensor::DType;
 use bytemuck::{NoUninit, Pod, Zeroable};
-use firebrick_cuda::LaunchShape;
 use firebrick_precision::QuantFormat;
 
 use super::operands::dequantize::StoredArgument;
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Launch, MatrixView, ScratchSlot, Source, WeightValues, arguments, grid,
+    BlockArguments, Cuda, DeviceBlock, MatrixView, ScratchSlot, Source, WeightValues, arguments, grid, grid_of,
 };
 use crate::backends::planning::route::MAX_MODULES;
 use crate::{Group, Module, Weight};
@@ -31,7 +30,6 @@ const TILES: [Tile; 4] = [
     Tile { rows: 64, name: "few_rows_64", outputs: 32 },
 ];
 
-/// The kernel of a few-row GEMM, with its operands.
 struct FewRows {
     tile: &'static Tile,
     values: WeightValues,
@@ -55,7 +53,6 @@ struct ModuleArgument {
     unused: i32,
 }
 
-/// The modules of a group, as the kernels read them.
 #[repr(C)]
 #[derive(Clone, Copy, Default, NoUninit)]
 struct ModulesArgument {
@@ -64,12 +61,10 @@ struct ModulesArgument {
     ranks: i32,
 }
 
-/// The modules as an argument, with the owners of their memory.
 struct Modules {
     argument: ModulesArgument,
     tiles: usize,
     bytes: usize,
-    /// Owners of the memory.
     _held: Vec<MatrixView>,
 }
 
@@ -89,13 +84,9 @@ impl Device {
         let x = &copy.as_ref().map_or(x, MatrixView::block);
         let modules = self.few_rows_modules(product, group);
         let low = self.few_rows_adapters(product, x, &modules);
-        let launch = Launch {
-            source: Source::FewRows(product.values),
-            dtype: x.dtype,
-            name: product.tile.name,
-            shape: grid(modules.tiles, 256),
-            bytes: modules.bytes + x.bytes() + out.bytes(),
-        };
+        let shape = grid(modules.tiles, 256);
+        let bytes = modules.bytes + x.bytes() + out.bytes();
+        let launch = Source::FewRows(product.values).launch(x.dtype, product.tile.name, shape, bytes);
         let arguments = arguments! {
             y: rows(&out), y_stride: long(out.stride), x: rows(x), x_stride: long(x.stride),
             modules: value(&modules.argument), low: address(low),
@@ -114,17 +105,9 @@ impl Device {
             return 0;
         }
         let low = self.scratch.take(ScratchSlot::LowRank, x.rows * ranks * 4);
-        let launch = Launch {
-            source: Source::FewRows(product.values),
-            dtype: x.dtype,
-            name: "adapter_rows",
-            shape: LaunchShape {
-                grid: [ranks as u32, x.rows.div_ceil(8) as u32, 1],
-                block: [256, 1, 1],
-                shared_bytes: 0,
-            },
-            bytes: ranks * x.width * 4 + x.bytes(),
-        };
+        let shape = grid_of([ranks, x.rows.div_ceil(8), 1], 256);
+        let bytes = ranks * x.width * 4 + x.bytes();
+        let launch = Source::FewRows(product.values).launch(x.dtype, "adapter_rows", shape, bytes);
         let arguments = arguments! {
             low: address(low), x: rows(x), x_stride: long(x.stride), modules: value(&modules.argument), n: int(x.rows),
             inputs: int(x.width),
@@ -168,7 +151,6 @@ impl Device {
         }
     }
 
-    /// Returns bias and adapter of a module.
     fn around_module(&self, module: &Module<Cuda>, held: &mut Vec<MatrixView>) -> ModuleArgument {
         let mut argument = ModuleArgument::default();
         let mut address = |view: MatrixView| {
@@ -187,7 +169,6 @@ impl Device {
         argument
     }
 
-    /// Returns a copy without gaps.
     fn copied(&self, x: DeviceBlock) -> MatrixView {
         let copy = self.empty_matrix(x.rows, x.width, x.dtype);
         self.copy_rows(x, copy.block());
@@ -195,7 +176,6 @@ impl Device {
     }
 }
 
-/// Returns the struct that reads a weight.
 fn values_of(weight: &Weight<Cuda>) -> WeightValues {
     match weight {
         Weight::Dense(_) => WeightValues::Dense,

@@ -12,7 +12,7 @@ use super::heads::saves_joined;
 use super::modules::Routed;
 use super::operands::GroupWeight;
 use super::operands::fp8::codes::RowLayout;
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Gemm, MatrixView, OfExperts, tensor};
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, reference, stacked};
@@ -30,7 +30,6 @@ struct Projected {
     kept: GroupKept,
 }
 
-/// The input of a group's GEMM.
 #[derive(Clone, Copy)]
 pub(super) struct Input {
     pub rows: DeviceBlock,
@@ -95,8 +94,7 @@ impl LinearOps for Cuda {
     }
 
     fn row_squares(weight: &Weight<Self>, dtype: DType) -> Tensor<Self, 1> {
-        let device = Device::of(&weight_device(weight));
-        device.section(|| tensor(device.row_squares(weight, dtype)))
+        in_section(&weight_device(weight), |device| tensor(device.row_squares(weight, dtype)))
     }
 
     fn adapted_norms(
@@ -105,18 +103,19 @@ impl LinearOps for Cuda {
         adapter: &Adapter<Self>,
         dtype: DType,
     ) -> Tensor<Self, 1> {
-        let device = Device::of(&row_squares_o.device());
-        device.section(|| tensor(device.adapted_norms(weight, row_squares_o, adapter, dtype)))
+        in_section(&row_squares_o.device(), |device| {
+            tensor(device.adapted_norms(weight, row_squares_o, adapter, dtype))
+        })
     }
 
     fn dropped(x: Tensor<Self, 2>, mask: &Mask<Self>) -> Tensor<Self, 2> {
-        let device = Device::of(&x.device());
-        device.section(|| device.dropped(x, mask))
+        in_section(&x.device(), |device| device.dropped(x, mask))
     }
 
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
-        let device = Device::of(&gate_nf.device());
-        device.section(|| tensor(device.gated(&device.matrix(gate_nf), &device.matrix(up_nf), activation, 0).tensor))
+        in_section(&gate_nf.device(), |device| {
+            tensor(device.gated(&device.matrix(gate_nf), &device.matrix(up_nf), activation, 0).tensor)
+        })
     }
 
     fn gated_backward(
@@ -125,18 +124,16 @@ impl LinearOps for Cuda {
         activation: Activation,
         dy_nf: Tensor<Self, 2>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        let device = Device::of(&gate_nf.device());
-        device.section(|| {
+        in_section(&gate_nf.device(), |device| {
             let width = gate_nf.dims()[1];
             let dy = device.matrix(dy_nf);
             let both = device.gated_backward(gate_nf, up_nf, activation, &dy, false);
-            halves(&device, &both, width)
+            halves(device, &both, width)
         })
     }
 
     fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize, backward: bool) -> Tensor<Self, 2> {
-        let device = Device::of(&x.device());
-        device.section(|| tensor(device.rotate(&device.matrix(x), tables, head_dim, backward).tensor))
+        in_section(&x.device(), |device| tensor(device.rotate(&device.matrix(x), tables, head_dim, backward).tensor))
     }
 }
 

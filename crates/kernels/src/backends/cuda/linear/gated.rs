@@ -1,5 +1,4 @@
 //! The gated activation `activation(gate) * up` on CUDA. Kernels: `gated.cu`.
-//! Trade-off: the source is compiled per activation, by its name; only the conformance tests find a name that it does not define.
 
 use burn_tensor::Tensor;
 use firebrick_arch::Activation;
@@ -7,10 +6,9 @@ use firebrick_cuda::Arguments;
 
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Launch, MatrixView, Source, arguments, float, rows_and_columns,
+    BlockArguments, Cuda, DeviceBlock, MatrixView, Source, arguments, float, rows_and_columns,
 };
 
-/// Operands and targets of a gated activation's backward.
 pub(crate) struct GatedOperands {
     /// Gate, up, and their gradients.
     pub blocks: [DeviceBlock; 4],
@@ -47,13 +45,8 @@ impl Device {
     pub(crate) fn gated(&self, gate: &MatrixView, up: &MatrixView, activation: Activation, room: usize) -> MatrixView {
         assert!(gate.rows == up.rows && gate.width == up.width && gate.dtype == up.dtype, "gate and up have one shape");
         let y = self.empty_with_room([gate.rows, gate.width], room, gate.dtype);
-        let launch = Launch {
-            source: Source::Gated(activation),
-            dtype: gate.dtype,
-            name: "gated",
-            shape: rows_and_columns(gate.rows, gate.width),
-            bytes: 3 * gate.bytes(),
-        };
+        let shape = rows_and_columns(gate.rows, gate.width);
+        let launch = Source::Gated(activation).launch(gate.dtype, "gated", shape, 3 * gate.bytes());
         let arguments = arguments! { y: rows(&y), y_stride: long(y.stride) };
         let arguments = gate_and_up(arguments, [gate.block(), up.block()]);
         let arguments = arguments! { arguments => n: long(gate.rows), f: int(gate.width) };
@@ -75,7 +68,6 @@ impl Device {
         self.gated_backward_of(self.gated_operands(gate, up, dy), activation, dy, recompute)
     }
 
-    /// Runs [`Self::gated_backward`] on the layout of [`Self::gated_operands`].
     pub(super) fn gated_backward_of(
         &self,
         operands: GatedOperands,
@@ -84,13 +76,9 @@ impl Device {
         recompute: bool,
     ) -> MatrixView {
         let [gate, ..] = operands.blocks;
-        let launch = Launch {
-            source: Source::Gated(activation),
-            dtype: gate.dtype,
-            name: "gated_backward",
-            shape: rows_and_columns(gate.rows, gate.width),
-            bytes: (5 + usize::from(recompute)) * gate.bytes(),
-        };
+        let shape = rows_and_columns(gate.rows, gate.width);
+        let bytes = (5 + usize::from(recompute)) * gate.bytes();
+        let launch = Source::Gated(activation).launch(gate.dtype, "gated_backward", shape, bytes);
         let arguments = operands.arguments(arguments! {}, dy, recompute);
         let arguments = arguments! { arguments => n: long(gate.rows), f: int(gate.width) };
         // SAFETY: the target has room for both gradients side by side; inputs have the strides given; dy has its stride.

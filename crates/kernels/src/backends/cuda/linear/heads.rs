@@ -12,7 +12,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, tensor,
+    BlockArguments, Cuda, DeviceBlock, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, tensor,
 };
 use crate::{HeadRole, HeadsEpilogue, NormWeight, RotaryTables};
 
@@ -118,7 +118,6 @@ fn qk_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<[&NormWeight<Cuda>; 2]> {
     }
 }
 
-/// Returns the norms of an epilogue that normalizes each head separately.
 fn head_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<[&NormWeight<Cuda>; 2]> {
     qk_norms(epilogue).filter(|norms| norm_widths(norms) == [epilogue.head_dim; 2])
 }
@@ -220,13 +219,7 @@ impl Device {
         };
         let arguments = constants.table_arguments(constants.norm_arguments(arguments), true);
         let arguments = arguments! { arguments => inverse: i32(i32::from(inverse)) };
-        let launch = Launch {
-            source: Source::Heads,
-            dtype: x.dtype,
-            name: "heads_forward",
-            shape: token_grid(x.rows),
-            bytes: 2 * x.bytes(),
-        };
+        let launch = Source::Heads.launch(x.dtype, "heads_forward", token_grid(x.rows), 2 * x.bytes());
         // SAFETY: x has rows of all heads at its stride; each output is dense and has the rows of x and the heads of its part;
         // the tables are [rows, rotated] f32 with at most half a head's columns, factors of queries [rows] f32, and the weights [width] f32.
         unsafe { self.launch(launch, &heads.arguments(arguments, x.rows)) };
@@ -259,13 +252,8 @@ impl Device {
             raw_k_stride: long(raw_k_stride),
         };
         let arguments = constants.table_arguments(constants.norm_arguments(arguments), true);
-        let launch = Launch {
-            source: Source::Heads,
-            dtype: joined.dtype,
-            name: "heads_backward",
-            shape: token_grid(joined.rows),
-            bytes: 2 * joined.bytes() + raw_of_heads.map_or(0, |raw| raw[0].bytes() + raw[1].bytes()),
-        };
+        let bytes = 2 * joined.bytes() + raw_of_heads.map_or(0, |raw| raw[0].bytes() + raw[1].bytes());
+        let launch = Source::Heads.launch(joined.dtype, "heads_backward", token_grid(joined.rows), bytes);
         // SAFETY: the gradients are dense with the heads of their part; the joined rows have room for all of them; raw rows have
         // their strides; constants are as for the forward pass.
         unsafe { self.launch(launch, &heads.arguments(arguments, joined.rows)) };
@@ -296,7 +284,7 @@ impl Device {
         let [width] = norm.weight.dims();
         assert!(width <= 512, "the gradient of a head's norm is summed for widths of at most 512, got {width}");
         let heads = gradient.width / width;
-        let blocks = (gradient.rows * heads).div_ceil(8).clamp(1, 4 * self.multiprocessors());
+        let blocks = (gradient.rows * heads).div_ceil(8).clamp(1, 4 * self.multiprocessors);
         let partial = self.scratch.take(ScratchSlot::Partial, blocks * width * 4);
         let arguments = arguments! {
             partial: address(partial), dy: rows(gradient), x: rows(raw), x_stride: long(raw.stride),
@@ -306,13 +294,8 @@ impl Device {
             constants.table_arguments(arguments, of_queries) =>
             n: long(gradient.rows), heads: int(heads), head_dim: int(width),
         };
-        let launch = Launch {
-            source: Source::Heads,
-            dtype: gradient.dtype,
-            name: "heads_norm_gradient",
-            shape: grid(blocks, 256),
-            bytes: 2 * gradient.bytes(),
-        };
+        let bytes = 2 * gradient.bytes();
+        let launch = Source::Heads.launch(gradient.dtype, "heads_norm_gradient", grid(blocks, 256), bytes);
         // SAFETY: the gradient is dense, raw heads have their stride, and the partial sums are [blocks, width] f32.
         unsafe { self.launch(launch, &arguments) };
         self.sum_partial_rows(partial, blocks, width)

@@ -3,7 +3,6 @@
 //! The `Route` of a group (`backends/planning/route.rs`) determines how it is computed; every function here gets it
 //! with the group (`modules.rs`). `operands/` converts weights to the form that a GEMM reads, `adapters/` implements
 //! LoRA. `gated.rs`, `heads.rs` and `prologue_backward.rs` run before and after the GEMM.
-//! Trade-off: the code for the different routes is spread over several files.
 
 mod adapters;
 mod backward;

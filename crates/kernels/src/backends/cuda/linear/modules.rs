@@ -41,7 +41,6 @@ fn in_words(shape: &GroupShape, route: &Route) -> String {
 /// Alignment in bytes of the parts of a buffer, as GEMMs prefer it.
 pub(super) const PART_ALIGNMENT: usize = 256;
 
-/// A group with its route.
 pub(crate) struct Routed<'a> {
     pub group: &'a Group<Cuda>,
     pub route: Route,
@@ -60,7 +59,6 @@ pub(super) fn rank(module: &Module<Cuda>) -> usize {
     module.adapter.as_ref().map_or(0, |adapter| adapter.b.dims()[1])
 }
 
-/// Returns the properties of a group that determine its route.
 fn shape(group: &Group<Cuda>) -> GroupShape {
     let module = |module: &Module<Cuda>| ModuleShape {
         columns: module.columns.clone(),
@@ -103,13 +101,11 @@ impl Device {
         route
     }
 
-    /// Returns a group with its route.
     pub(super) fn routed<'a>(&self, group: &'a Group<Cuda>, dtype: DType) -> Routed<'a> {
         Routed { group, route: self.route_of(group, dtype, 0) }
     }
 }
 
-/// The adapter of a module, as the kernels read it.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 struct ModuleArgument {
@@ -123,7 +119,6 @@ struct ModuleArgument {
     unused: i32,
 }
 
-/// The adapters of a group, as the kernels read them.
 #[repr(C)]
 #[derive(Clone, Copy, Default, NoUninit)]
 pub(super) struct ModulesArgument {
@@ -133,7 +128,6 @@ pub(super) struct ModulesArgument {
 }
 
 impl Device {
-    /// Returns the adapters of a group as arguments, and the owners of their memory.
     pub(super) fn modules_argument(&self, group: &Group<Cuda>) -> (ModulesArgument, Vec<MatrixView>) {
         assert!(group.modules.len() <= MAX_MODULES, "{} modules in a group", group.modules.len());
         let (mut modules, mut held, mut first_rank) = (ModulesArgument::default(), Vec::new(), 0);
@@ -159,17 +153,14 @@ impl Device {
 }
 
 impl ModulesArgument {
-    /// Returns the sum of all ranks.
     pub(super) fn ranks(&self) -> usize {
         self.of.iter().map(|module| module.rank as usize).sum()
     }
 
-    /// Returns the number of values in all A.
     pub(super) fn a_values(&self, inputs: usize) -> usize {
         self.ranks() * inputs
     }
 
-    /// Returns the bytes of all A and B.
     pub(super) fn bytes(&self, inputs: usize) -> usize {
         let b_values: usize = self.of.iter().map(|module| (module.rank * module.rows) as usize).sum();
         (self.a_values(inputs) + b_values) * 4 + 2 * PART_ALIGNMENT

@@ -3,7 +3,6 @@
 //! The gradient of a norm's input overwrites the gradient of its output. A gated activation that was not saved is
 //! recomputed by the pass that reads gate and up anyway, after the GEMM for the input gradient. If only adapters train,
 //! the group's input is not recomputed: `dA` is a sum over the norm's input, or comes from the pass over gate and up.
-//! Trade-off: the code path depends on what trains, the adapters' ranks and the format; all compute the same gradients.
 
 use burn_tensor::Tensor;
 use firebrick_arch::Activation;

@@ -3,7 +3,6 @@
 //! Logits are f32, unrounded from the GEMM; their gradient overwrites them chunk by chunk, in the compute format. If
 //! every token has a target, hidden states are read in place; otherwise the rows of a chunk are gathered, and their
 //! gradients scattered into the gradient of the hidden states, which is zeroed once.
-//! Trade-off: there is one block per row, so chunks of fewer rows than multiprocessors leave some idle.
 
 mod pairs;
 
@@ -12,9 +11,9 @@ use std::ops::Range;
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_cuda::LaunchShape;
 
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{
-    BlockArguments, CROSS_ENTROPY_THREADS, Cuda, DeviceBlock, Gemm, Launch, MatrixView, ScratchSlot, SoftCap, Source,
+    BlockArguments, CROSS_ENTROPY_THREADS, Cuda, DeviceBlock, Gemm, MatrixView, ScratchSlot, SoftCap, Source,
     arguments, float, grid, tensor,
 };
 use crate::backends::cuda::linear::operands::ReadyWeight;
@@ -44,9 +43,8 @@ impl LossOps for Cuda {
         options: CrossEntropyOptions<Self>,
     ) -> CrossEntropy<Self> {
         assert!(options.chunk_tokens > 0, "a chunk of logits needs at least one token");
-        let device = Device::of(&hidden_nd.device());
-        device.section(|| {
-            let pass = Pass::new(&device, hidden_nd, head, targets, options);
+        in_section(&hidden_nd.device(), |device| {
+            let pass = Pass::new(device, hidden_nd, head, targets, options);
             pass.run()
         })
     }
@@ -65,8 +63,7 @@ impl LossOps for Cuda {
     }
 
     fn most_probable(logits_nv: Tensor<Self, 2>) -> Tensor<Self, 1, Int> {
-        let device = Device::of(&logits_nv.device());
-        device.section(|| device.most_probable(&device.matrix(logits_nv)))
+        in_section(&logits_nv.device(), |device| device.most_probable(&device.matrix(logits_nv)))
     }
 }
 
@@ -121,7 +118,6 @@ impl HeadGradient {
     }
 }
 
-/// State that all chunks share.
 struct Pass<'a> {
     device: &'a Device,
     hidden: MatrixView,
@@ -249,7 +245,6 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Constants of a loss.
 #[derive(Clone, Copy)]
 struct OfLoss {
     /// Factor of the gradients; `None`: no gradients.
@@ -303,13 +298,9 @@ impl Device {
         let dtype = gradient.map_or(DType::F32, |gradient| gradient.dtype);
         // The part of a row that stays in shared memory is not read a second time.
         let shared = gradient.map_or(0, |_| self.shared_bytes() / TILE_BYTES * TILE_BYTES);
-        let launch = Launch {
-            source: Source::CrossEntropy(of_loss.soft_cap),
-            dtype,
-            name: "cross_entropy",
-            shape: LaunchShape { shared_bytes: shared as u32, ..grid(logits.rows, CROSS_ENTROPY_THREADS as u32) },
-            bytes: logits.bytes() + gradient.map_or(0, |gradient| gradient.bytes()),
-        };
+        let shape = LaunchShape { shared_bytes: shared as u32, ..grid(logits.rows, CROSS_ENTROPY_THREADS as u32) };
+        let bytes = logits.bytes() + gradient.map_or(0, |gradient| gradient.bytes());
+        let launch = Source::CrossEntropy(of_loss.soft_cap).launch(dtype, "cross_entropy", shape, bytes);
         let arguments = arguments! {
             logits: rows(&logits), dlogits: address(gradient.map_or(0, |gradient| gradient.address)),
             d_stride: long(gradient.map_or(0, |gradient| gradient.stride)), targets: address(rows.targets),
@@ -323,13 +314,8 @@ impl Device {
 
     /// Adds `factor` times the sum of `count` values, each times its weight unless `weights` is null, to the f32 at `sum`.
     fn add_sum(&self, sum: u64, factor: f32, values: u64, weights: u64, count: usize) {
-        let launch = Launch {
-            source: Source::CrossEntropy(None),
-            dtype: DType::F32,
-            name: "add_sum",
-            shape: grid(1, CROSS_ENTROPY_THREADS as u32),
-            bytes: 4 * count,
-        };
+        let shape = grid(1, CROSS_ENTROPY_THREADS as u32);
+        let launch = Source::CrossEntropy(None).launch(DType::F32, "add_sum", shape, 4 * count);
         let arguments = arguments! {
             out: address(sum), factor: f32(factor), values: address(values), weights: address(weights), c: int(count),
         };

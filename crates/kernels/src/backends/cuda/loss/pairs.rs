@@ -1,14 +1,11 @@
 //! Pairs of answers: sums over documents, and the loss of the pairs with the weights of their targets. Kernels: `pairs.cu`.
 //!
 //! Both stay on the device, so that the host does not wait between the two passes over the head.
-//! Trade-off: a kernel of one block, since more launches would cost as much as they save.
 
 use burn_tensor::{DType, Tensor};
 
-use crate::backends::cuda::device::Device;
-use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Launch, MatrixView, PAIR_THREADS, Source, arguments, grid, tensor,
-};
+use crate::backends::cuda::device::{Device, in_section};
+use crate::backends::cuda::engine::{BlockArguments, Cuda, MatrixView, PAIR_THREADS, Source, arguments, grid, tensor};
 use crate::loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 
 /// Computes [`crate::LossOps::document_sums`].
@@ -17,20 +14,13 @@ pub(super) fn document_sums(
     targets: &PairTargets<Cuda>,
     of_answers: bool,
 ) -> Tensor<Cuda, 1> {
-    let device = Device::of(&values_m.device());
-    device.section(|| {
+    in_section(&values_m.device(), |device| {
         let documents = 2 * targets.pairs;
         let values = device.flat_as(values_m, DType::F32);
         let marks = targets.answers_m.clone().filter(|_| of_answers).map(|marks| device.flat_as(marks, DType::F32));
         let begins = device.int_matrix(targets.begins.clone());
         let sums = device.view_of(device.empty([documents], DType::F32));
-        let launch = Launch {
-            source: Source::Pairs,
-            dtype: DType::F32,
-            name: "document_sums",
-            shape: grid(documents, 256),
-            bytes: 4 * targets.count,
-        };
+        let launch = Source::Pairs.launch(DType::F32, "document_sums", grid(documents, 256), 4 * targets.count);
         let arguments = arguments! {
             sums: rows(&sums), values: rows(&values), marks: address(address(marks.as_ref())), begins: rows(&begins),
         };
@@ -48,8 +38,7 @@ pub(super) fn pair_loss(
     loss: PairLoss,
     weights: PairWeights<Cuda>,
 ) -> PairResult<Cuda> {
-    let device = Device::of(&log_probs.answers.device());
-    device.section(|| launch_pair_loss(&device, log_probs, targets, loss, weights))
+    in_section(&log_probs.answers.device(), |device| launch_pair_loss(device, log_probs, targets, loss, weights))
 }
 
 fn launch_pair_loss(
@@ -71,13 +60,7 @@ fn launch_pair_loss(
     let begins = device.int_matrix(targets.begins.clone());
     let weights_m = device.view_of(device.empty([targets.count], DType::F32));
     let numbers = device.view_of(device.empty([PAIR_NUMBERS], DType::F32));
-    let launch = Launch {
-        source: Source::Pairs,
-        dtype: DType::F32,
-        name: "pair_loss",
-        shape: grid(1, PAIR_THREADS as u32),
-        bytes: 4 * targets.count,
-    };
+    let launch = Source::Pairs.launch(DType::F32, "pair_loss", grid(1, PAIR_THREADS as u32), 4 * targets.count);
     let arguments = arguments! {
         weights: rows(&weights_m), numbers: rows(&numbers), answers: rows(&answers),
         all: address(all.as_ref().map_or(answers.address, |all| all.address)),

@@ -8,7 +8,6 @@
 //! Pinned buffers are kept for the next pass, since allocating them takes time.
 //! Trade-off: up to two more tensors on the device than are in use.
 
-use std::borrow::Borrow;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,16 +39,10 @@ pub(crate) struct HostCopy {
     /// The end of the last copy that uses the buffer.
     pub(crate) done: Arc<Event>,
     /// The tensor that it is being copied back to.
-    coming: Option<MatrixView>,
+    pub(super) coming: Option<MatrixView>,
 }
 
 impl HostCopy {
-    /// Returns whether the copy back was started.
-    pub(super) fn is_coming(&self) -> bool {
-        self.coming.is_some()
-    }
-
-    /// Returns the values, once they have arrived.
     pub(super) fn to_data(&self) -> TensorData {
         let buffer = self.buffer.as_ref().expect("a copy that was restored is gone");
         check("waiting for a copy", self.done.synchronize());
@@ -89,11 +82,14 @@ impl Drop for CopiedNumbers {
     }
 }
 
-/// Returns the milliseconds between the two events of all pairs together, once they have happened.
-pub(crate) fn milliseconds<E: Borrow<Event> + 'static>(spans: Vec<(E, E)>) -> Readback {
-    let of = |(start, end): &(E, E)| {
-        end.borrow().synchronize()?;
-        end.borrow().milliseconds_since(start.borrow())
+/// Start and end of a stretch of work on a stream.
+pub(crate) type Span = (Arc<Event>, Arc<Event>);
+
+/// Returns the time of all of these together in milliseconds, once they are done.
+pub(crate) fn milliseconds(spans: Vec<Span>) -> Readback {
+    let of = |(start, end): &Span| {
+        end.synchronize()?;
+        end.milliseconds_since(start)
     };
     Readback::new(move || vec![spans.iter().map(|span| check("reading an event", of(span))).sum()])
 }
@@ -108,7 +104,8 @@ pub(crate) struct HostCopies {
     uploading: RefCell<VecDeque<(Lent, Event)>>,
     /// Tensors being copied out, oldest first, with the end of their copy.
     leaving: RefCell<VecDeque<(MatrixView, Arc<Event>)>>,
-    waits: RefCell<Vec<(Event, Event)>>,
+    /// Around the engine's waits for restored tensors.
+    waits: RefCell<Vec<Span>>,
     reserving: RefCell<Option<Reserving>>,
 }
 
@@ -192,11 +189,10 @@ impl HostCopies {
     }
 
     /// Returns start and end of the engine's waits for restored tensors since the last call.
-    pub(crate) fn take_waits(&self) -> Vec<(Event, Event)> {
+    pub(crate) fn take_waits(&self) -> Vec<Span> {
         self.waits.take()
     }
 
-    /// Returns the bytes of unused pinned buffers.
     pub(crate) fn waiting_bytes(&self) -> u64 {
         self.free.bytes()
     }
@@ -269,10 +265,9 @@ impl HostCopies {
         Ok(copy)
     }
 
-    /// Records the events around a wait for a restored tensor.
-    pub(crate) fn waited(&self, marks: (Event, Event)) {
+    pub(crate) fn waited(&self, [start, end]: [Event; 2]) {
         let mut waits = self.waits.borrow_mut();
-        waits.push(marks);
+        waits.push((start.into(), end.into()));
         // If they are never read, they must not accumulate.
         let surplus = waits.len().saturating_sub(MAX_WAITS);
         waits.drain(..surplus);

@@ -2,7 +2,6 @@
 //!
 //! An upload's buffer returns to the pool when its copy is done. Offloading to pinned host memory, prefetching and
 //! restoring are operations of a section; `host_copies.rs` describes the streams and their order.
-//! Trade-off: a tensor that was not prefetched is waited for in full.
 
 pub(super) mod host_copies;
 mod pinned;
@@ -14,7 +13,7 @@ use burn_tensor::{DType, Int, Tensor, TensorData, TensorMetadata};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::Driver;
 
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{Cost, Cuda, MatrixView, check, device_count, payload, primitive, tensor, view};
 use crate::memory::Elsewhere;
 use crate::{HostBuffer, MemoryOps, Offloaded, Payload, Readback};
@@ -39,8 +38,7 @@ impl MemoryOps for Cuda {
         dtype: DType,
         device: &Self::Device,
     ) -> Result<Tensor<Self, 2>, E> {
-        let device = Device::of(device);
-        device.section(|| {
+        in_section(device, |device| {
             let matrix = device.empty_matrix(shape[0], shape[1], dtype);
             let (bytes, mut filled) = (shape[0] * shape[1] * dtype.size(), 0);
             for buffer in buffers {
@@ -88,8 +86,7 @@ impl MemoryOps for Cuda {
     }
 
     fn zeros(shape: [usize; 2], device: &CudaDevice) -> Tensor<Self, 2> {
-        let device = Device::of(device);
-        device.section(|| {
+        in_section(device, |device| {
             let zeros = device.view_of(device.empty(shape, DType::F32));
             device.fill(zeros.block(), 0.0);
             tensor(zeros.tensor)
@@ -97,8 +94,7 @@ impl MemoryOps for Cuda {
     }
 
     fn read_integers(x: Tensor<Self, 1, Int>) -> Vec<i32> {
-        let device = Device::of(&x.device());
-        device.section(|| {
+        in_section(&x.device(), |device| {
             let x = device.int_matrix(x);
             check("reading numbers", device.copies.integers(device.stream(), &x))
         })
@@ -122,7 +118,6 @@ pub(in crate::backends) fn stay_near(local_rank: usize) -> Option<String> {
 }
 
 impl Device {
-    /// Puts matrices below each other.
     fn join_rows(&self, parts: Vec<Tensor<Cuda, 2>>) -> MatrixView {
         let parts: Vec<MatrixView> = parts.into_iter().map(|part| self.matrix(part)).collect();
         let joined = self.empty_matrix(parts.iter().map(|part| part.rows).sum(), parts[0].width, parts[0].dtype);
@@ -135,7 +130,6 @@ impl Device {
     }
 }
 
-/// A tensor in pinned host memory.
 struct OnHost {
     copy: HostCopy,
     is_codes: bool,
@@ -147,8 +141,7 @@ impl Elsewhere<Cuda> for OnHost {
     }
 
     fn prefetch(&mut self, device: &CudaDevice) {
-        let device = Device::of(device);
-        device.section(|| start_back(&device, &mut self.copy));
+        in_section(device, |device| start_back(device, &mut self.copy));
     }
 
     fn restore(self: Box<Self>, device: &CudaDevice) -> Payload<Cuda, 2> {
@@ -158,15 +151,14 @@ impl Elsewhere<Cuda> for OnHost {
             let start = check("recording an event", device.mark());
             let wait = || device.stream().wait_for(&copy.done);
             check("waiting for a copy", device.traced("wait for a copy from the host", Cost::default(), wait));
-            device.copies.waited((start, check("recording an event", device.mark())));
+            device.copies.waited([start, check("recording an event", device.mark())]);
             payload(device.copies.arrived(copy), is_codes)
         })
     }
 }
 
-/// Starts the copy back, unless it has started.
 fn start_back(device: &Device, copy: &mut HostCopy) {
-    if !copy.is_coming() {
+    if copy.coming.is_none() {
         let [rows, width] = copy.shape;
         let new = device.empty_matrix(rows, width, copy.dtype);
         check("copying from the host", device.copies.back(device.stream(), copy, new));

@@ -1,5 +1,4 @@
 //! Pinned host memory: a pool of buffers per device that any thread may use.
-//! Trade-off: a buffer is reused only for exactly its size.
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
@@ -40,7 +39,6 @@ impl Pool {
         self.lock().push(buffer);
     }
 
-    /// Returns the bytes of unused buffers.
     pub(crate) fn bytes(&self) -> u64 {
         self.lock().iter().map(|buffer| buffer.len() as u64).sum()
     }
@@ -57,7 +55,6 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Returns the buffer, for copies.
     pub(crate) fn pinned(&self) -> &PinnedBuffer {
         self.buffer.as_ref().expect("a lent buffer is there until it is dropped")
     }

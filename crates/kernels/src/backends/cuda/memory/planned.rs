@@ -18,7 +18,6 @@ use firebrick_cuda::{Context, DeviceBuffer};
 
 use crate::backends::cuda::engine::{Contents, check};
 
-/// The pass that reads a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Pass {
     Forward,

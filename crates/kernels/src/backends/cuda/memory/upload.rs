@@ -1,5 +1,4 @@
 //! Uploads of host bytes to the device: through pinned memory, on the engine's stream, without blocking the host.
-//! Trade-off: bytes outside pinned memory are first copied into it.
 
 use burn_tensor::DType;
 use firebrick_cuda::{DevicePointer, Event};
@@ -11,7 +10,7 @@ use crate::backends::cuda::engine::{Primitive, check};
 impl Device {
     /// Copies a pinned buffer to an address with room for it. The buffer returns to its pool once the copy is done.
     pub(crate) fn upload(&self, lent: Lent, address: u64) {
-        let (stream, done) = (self.stream(), check("creating an event", Event::new(self.context())));
+        let (stream, done) = (self.stream(), check("creating an event", Event::new(&self.context)));
         // SAFETY: the memory at the address belongs to a tensor with the bytes of the buffer; the buffer is held below until the copy is
         // done.
         let copied =

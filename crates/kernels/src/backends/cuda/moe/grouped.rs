@@ -12,8 +12,8 @@ use firebrick_cuda::{ByteMatrices, DevicePointer, LaunchShape, TensorMap};
 use crate::ExpertRows;
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cost, Cuda, DeviceBlock, Gemm, GemmScales, Launch, OfExperts, Primitive, ScratchSlot,
-    Source, WIDE_STAGES, arguments, check, expert_stages, grid,
+    BlockArguments, Cost, Cuda, DeviceBlock, Gemm, GemmScales, OfExperts, Primitive, ScratchSlot, Source, WIDE_STAGES,
+    arguments, check, expert_stages, grid, grid_of,
 };
 
 /// Threads of the kernel that lists tiles, and so the largest number of experts.
@@ -43,7 +43,6 @@ struct SumsArgument {
     alpha: f32,
 }
 
-/// One or two sums.
 #[repr(C)]
 #[derive(Clone, Copy, Default, NoUninit)]
 struct TwoSumsArgument {
@@ -70,18 +69,11 @@ impl Device {
         let (count, starts) = (experts.experts(), experts.starts.clone().into_primitive());
         assert!(count <= TILE_THREADS, "{count} experts, at most {TILE_THREADS}");
         let tiles = rows.div_ceil(EXPERT_TILE) + count;
-        let contents =
-            Contents { section: self.section_number(), dtype: DType::I32, sources: self.source(&starts).into() };
+        let contents = self.contents(DType::I32, self.source(&starts));
         let (address, is_held) = self.scratch.holding(ScratchSlot::ExpertTiles, tiles * 8, contents);
         let starts = self.address(&starts);
         if !is_held {
-            let launch = Launch {
-                source: self.expert_source(),
-                dtype,
-                name: "expert_tiles",
-                shape: grid(1, TILE_THREADS as u32),
-                bytes: tiles * 8,
-            };
+            let launch = self.expert_source().launch(dtype, "expert_tiles", grid(1, TILE_THREADS as u32), tiles * 8);
             let arguments = arguments! {
                 tiles: address(address), starts: address(starts), experts: int(count), count: int(tiles),
             };
@@ -144,7 +136,7 @@ impl Device {
         };
         let (source, shape) = self.wide_launch();
         let shape = LaunchShape { shared_bytes: CODES_BYTES as u32, ..shape };
-        let launch = Launch { source, dtype: d.dtype, name: "expert_codes_wide", shape, bytes: 0 };
+        let launch = source.launch(d.dtype, "expert_codes_wide", shape, 0);
         let bytes = a.bytes() + d.bytes() + experts.count * b.bytes();
         // SAFETY: the rows of experts are those of `a` and `d`, every expert's matrix has the shape of `b` and lies after the one before; rows of all
         // of these have a scale each; a bias has `n` values per expert. Copies end where the maps of `a` and `b` do.
@@ -157,13 +149,12 @@ impl Device {
         let DeviceBlock { address, rows, width, stride, .. } = codes;
         let (address, box_rows) = (DevicePointer::from_address(address), box_rows as u32);
         let of = ByteMatrices { address, matrices, rows, width, strides: [stride, rows * stride], box_rows };
-        check("multiplying experts in 8-bit floats", self.context().tensor_map(of))
+        check("multiplying experts in 8-bit floats", self.context.tensor_map(of))
     }
 
     /// Returns the program of the Hopper kernels, and the shape of their launches.
     fn wide_launch(&self) -> (Source, LaunchShape) {
-        let grid = [self.multiprocessors() as u32, 1, 1];
-        let shape = LaunchShape { grid, block: [384, 1, 1], shared_bytes: WIDE_BYTES as u32 };
+        let shape = LaunchShape { shared_bytes: WIDE_BYTES as u32, ..grid_of([self.multiprocessors, 1, 1], 384) };
         (Source::WideExperts { stages: expert_stages(self.shared_bytes()) }, shape)
     }
 
@@ -208,7 +199,7 @@ impl Device {
         } else {
             arguments
         };
-        let launch = Launch { source, dtype: d.dtype, name: kernel, shape, bytes: 0 };
+        let launch = source.launch(d.dtype, kernel, shape, 0);
         let bytes = a.bytes() + d.bytes() + experts.count * b.bytes();
         // SAFETY: the rows of experts are those of `a` and `d`, every expert's matrix has the shape of `b` and lies `matrix_stride` values after
         // the one before; a bias has `n` values per expert. Copies are bounded by rows and columns.
@@ -251,7 +242,7 @@ impl Device {
             two: value(&two), starts: address(experts.starts), left_stride: long(first.a.stride),
             right_stride: long(first.b.stride), n: int(n), add: i32(i32::from(adds)),
         };
-        let launch = Launch { source: self.expert_source(), dtype: first.a.dtype, name: kernel, shape, bytes: 0 };
+        let launch = self.expert_source().launch(first.a.dtype, kernel, shape, 0);
         let cost = cost([all_m, n, rows], bytes + first.b.bytes());
         // SAFETY: all operands have the rows of the experts, and each sum has the width of its left operand in rows per expert.
         unsafe { self.launch_with_cost(launch, cost, &arguments) };
@@ -260,14 +251,8 @@ impl Device {
     /// Adds up the columns of each expert's rows, `[e * width]` f32.
     pub(in crate::backends::cuda) fn expert_column_sums(&self, x: DeviceBlock, experts: OfExperts) -> Primitive {
         let sums = self.empty([experts.count * x.width], DType::F32);
-        let grid = [x.width.div_ceil(256) as u32, experts.count as u32, 1];
-        let launch = Launch {
-            source: self.expert_source(),
-            dtype: x.dtype,
-            name: "expert_column_sums",
-            shape: LaunchShape { grid, block: [256, 1, 1], shared_bytes: 0 },
-            bytes: x.bytes(),
-        };
+        let shape = grid_of([x.width.div_ceil(256), experts.count, 1], 256);
+        let launch = self.expert_source().launch(x.dtype, "expert_column_sums", shape, x.bytes());
         let arguments = arguments! {
             sums: address(self.address(&sums)), x: rows(&x), starts: address(experts.starts), stride: long(x.stride),
             d: int(x.width),

@@ -2,14 +2,13 @@
 //!
 //! Choice, order, counts and sums stay on the device. The host reads the rows of each expert only where something asks for them
 //! ([`crate::linear::ExpertRows::counts`]).
-//! Trade-off: each expert's block looks at all choices twice, to count its own and to place them.
 
 mod grouped;
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
 
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DISPATCHED_ROWS, Launch, MAX_EXPERTS, MatrixView, Source, TOKENS_PER_BLOCK, arguments, grid,
     int_tensor, tensor,
@@ -26,8 +25,7 @@ impl MoeOps for Cuda {
         router: RouterSpec,
         correction_e: Option<Tensor<Self, 1>>,
     ) -> Routing<Self> {
-        let device = Device::of(&logits_ne.device());
-        device.section(|| {
+        in_section(&logits_ne.device(), |device| {
             let correction = correction_e.map(|correction| device.flat(correction.unsqueeze::<2>()));
             device.route(&device.flat(logits_ne), top_k, router, correction.as_ref())
         })
@@ -38,13 +36,13 @@ impl MoeOps for Cuda {
         d_weights_nk: Tensor<Self, 2>,
         like_nd: &Tensor<Self, 2>,
     ) -> Tensor<Self, 2> {
-        let device = Device::of(&d_weights_nk.device());
-        device.section(|| tensor(device.route_backward(routing, &device.flat(d_weights_nk), like_nd.dtype()).tensor))
+        in_section(&d_weights_nk.device(), |device| {
+            tensor(device.route_backward(routing, &device.flat(d_weights_nk), like_nd.dtype()).tensor)
+        })
     }
 
     fn dispatch(x_nd: Tensor<Self, 2>, routing: &Routing<Self>) -> Tensor<Self, 2> {
-        let device = Device::of(&x_nd.device());
-        device.section(|| {
+        in_section(&x_nd.device(), |device| {
             let (x, tokens) = (device.flat(x_nd), device.int_matrix(routing.tokens_s.clone()));
             // Room for the low-rank columns of the experts that read the rows.
             let rows = device.empty_with_room([tokens.count(), x.width], ROW_MULTIPLE, x.dtype);
@@ -58,8 +56,7 @@ impl MoeOps for Cuda {
         routing: &Routing<Self>,
         residual_nd: Option<Tensor<Self, 2>>,
     ) -> Tensor<Self, 2> {
-        let device = Device::of(&y_sd.device());
-        device.section(|| {
+        in_section(&y_sd.device(), |device| {
             let y = device.flat(y_sd);
             let onto = residual_nd.map(|residual| {
                 let residual = device.flat_as(residual, y.dtype);
@@ -74,8 +71,7 @@ impl MoeOps for Cuda {
         routing: &Routing<Self>,
         dy_nd: Tensor<Self, 2>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        let device = Device::of(&y_sd.device());
-        device.section(|| {
+        in_section(&y_sd.device(), |device| {
             let y = device.flat(y_sd);
             let dy = device.matrix_as(dy_nd, y.dtype);
             let (dx, d_weights) = device.combine_rows_backward(&y, routing, &dy);
@@ -86,11 +82,8 @@ impl MoeOps for Cuda {
 
 /// Choices sorted by expert.
 struct Placed {
-    /// The row of each choice.
     rows_nk: MatrixView,
-    /// The choice of each row.
     choices_s: MatrixView,
-    /// The token of each row.
     tokens_s: MatrixView,
     /// The first row of each expert, and the end of the last one.
     starts: MatrixView,
@@ -100,11 +93,11 @@ fn int_data(matrix: MatrixView) -> Tensor<Cuda, 1, Int> {
     int_tensor(matrix.tensor)
 }
 
-impl Device {
-    fn routing_launch(&self, name: &'static str, dtype: DType, blocks: usize, bytes: usize) -> Launch {
-        Launch { source: Source::Routing, dtype, name, shape: grid(blocks, 256), bytes }
-    }
+fn routing_launch(name: &'static str, dtype: DType, blocks: usize, bytes: usize) -> Launch {
+    Source::Routing.launch(dtype, name, grid(blocks, 256), bytes)
+}
 
+impl Device {
     fn integers(&self, count: usize) -> MatrixView {
         self.view_of(self.empty([count], DType::I32))
     }
@@ -124,7 +117,7 @@ impl Device {
         let chosen = self.empty_matrix(tokens, top_k, DType::I32);
         let weights = self.empty_matrix(tokens, top_k, DType::F32);
         let bytes = logits.bytes() + scores.bytes() + chosen.bytes() + weights.bytes();
-        let launch = self.routing_launch("route_top_k", logits.dtype, tokens.div_ceil(TOKENS_PER_BLOCK), bytes);
+        let launch = routing_launch("route_top_k", logits.dtype, tokens.div_ceil(TOKENS_PER_BLOCK), bytes);
         let groups = router.groups.unwrap_or(ExpertGroups { count: 0, chosen: 0 });
         let arguments = arguments! {
             scores: rows(&scores), experts: rows(&chosen), weights: rows(&weights), logits: rows(logits),
@@ -152,14 +145,14 @@ impl Device {
     fn place(&self, chosen: &MatrixView, experts: usize) -> Placed {
         let (choices, top_k) = (chosen.count(), chosen.width);
         let counts = self.integers(experts);
-        let launch = self.routing_launch("count_rows", DType::F32, experts, chosen.bytes());
+        let launch = routing_launch("count_rows", DType::F32, experts, chosen.bytes());
         let arguments = arguments! { counts: rows(&counts), experts: rows(chosen), choices: long(choices) };
         // SAFETY: `chosen` holds that many i32, `counts` one per expert.
         unsafe { self.launch(launch, &arguments) };
         let rows_nk = self.empty_matrix(chosen.rows, top_k, DType::I32);
         let (choices_s, tokens_s, starts) =
             (self.integers(choices), self.integers(choices), self.integers(experts + 1));
-        let launch = self.routing_launch("place_rows", DType::F32, experts, 4 * chosen.bytes());
+        let launch = routing_launch("place_rows", DType::F32, experts, 4 * chosen.bytes());
         let arguments = arguments! {
             rows: rows(&rows_nk), choices_of: rows(&choices_s), tokens: rows(&tokens_s), starts: rows(&starts),
             experts: rows(chosen), counts: rows(&counts), choices: long(choices), k: int(top_k),
@@ -185,18 +178,17 @@ impl Device {
             scale: f32(scale as f32), epsilon: f32(kind.epsilon() as f32),
         };
         // SAFETY: shapes as in `route`, and the gradient of the weights has theirs.
-        unsafe { self.launch(self.routing_launch("route_backward", dtype, blocks, bytes), &arguments) };
+        unsafe { self.launch(routing_launch("route_backward", dtype, blocks, bytes), &arguments) };
         d_logits
     }
 
-    /// Copies the row of each of `tokens` to `to`.
     fn dispatch_rows(&self, x: &MatrixView, tokens: &MatrixView, to: &MatrixView) {
         let arguments = arguments! {
             y: rows(to), x: rows(x), tokens: rows(tokens), rows: int(to.rows), d: int(x.width),
             y_stride: long(to.stride),
         };
         let blocks = to.rows.div_ceil(DISPATCHED_ROWS);
-        let launch = self.routing_launch("dispatch_rows", x.dtype, blocks, x.bytes() + to.bytes());
+        let launch = routing_launch("dispatch_rows", x.dtype, blocks, x.bytes() + to.bytes());
         // SAFETY: x is dense, `to` has one row of its width per token, at the stride given.
         unsafe { self.launch(launch, &arguments) };
     }
@@ -218,7 +210,7 @@ impl Device {
             residual: address(address(residual)), k: int(rows.width), d: int(x.width),
         };
         // SAFETY: x is [n k, d], rows and weights are [n, k], residual and y [n, d], all dense; the kernel reads no null pointer.
-        unsafe { self.launch(self.routing_launch("combine_rows", x.dtype, y.rows, bytes), &arguments) };
+        unsafe { self.launch(routing_launch("combine_rows", x.dtype, y.rows, bytes), &arguments) };
         y
     }
 
@@ -237,7 +229,7 @@ impl Device {
             choices_of: rows(&choices), k: int(weights.width), d: int(y.width), dx_stride: long(dx.stride),
             dy_stride: long(dy.stride),
         };
-        let launch = self.routing_launch("combine_rows_backward", y.dtype, y.rows, 3 * y.bytes());
+        let launch = routing_launch("combine_rows_backward", y.dtype, y.rows, 3 * y.bytes());
         // SAFETY: y and dx are [n k, d] and dy is [n, d], dx and dy at strides, the weights [n, k], and every choice has one row.
         unsafe { self.launch(launch, &arguments) };
         (dx, d_weights)

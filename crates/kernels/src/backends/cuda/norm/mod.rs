@@ -1,13 +1,11 @@
 //! RMSNorm on CUDA. Kernels: `norm.cu`.
-//! Trade-off: there is one block per row, so a few very wide rows do not fill the device.
 
 use burn_tensor::Tensor;
 use bytemuck::NoUninit;
 
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, tensor,
-    threads_for,
+    BlockArguments, Cuda, DeviceBlock, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, tensor, threads_for,
 };
 use crate::{NormOps, NormWeight};
 
@@ -17,8 +15,7 @@ impl NormOps for Cuda {
         norm: &NormWeight<Self>,
         residual_nd: Option<Tensor<Self, 2>>,
     ) -> Tensor<Self, 2> {
-        let device = Device::of(&x_nd.device());
-        device.section(|| {
+        in_section(&x_nd.device(), |device| {
             let x = device.flat(x_nd);
             let y = match residual_nd {
                 Some(residual_nd) => device.rms_norm_add(&x, norm, residual_nd),
@@ -34,8 +31,7 @@ impl NormOps for Cuda {
         dy_nd: Tensor<Self, 2>,
         d_residual_nd: Option<Tensor<Self, 2>>,
     ) -> (Tensor<Self, 2>, Option<Tensor<Self, 1>>) {
-        let device = Device::of(&x_nd.device());
-        device.section(|| {
+        in_section(&x_nd.device(), |device| {
             let (x, dy) = (device.flat(x_nd), device.matrix(dy_nd));
             let residual = d_residual_nd.map(|residual| device.matrix_as(residual, x.dtype));
             let dx = device.empty_matrix(x.rows, x.width, x.dtype);
@@ -53,7 +49,6 @@ pub(super) struct ScaledRows {
     pub to: DeviceBlock,
 }
 
-/// The same values, as the kernel reads them.
 #[repr(C)]
 #[derive(Clone, Copy, Default, NoUninit)]
 struct LowRankRows {
@@ -104,13 +99,8 @@ impl Device {
             assert!(residual.count() == x.count() && residual.dtype == x.dtype, "norm: a residual of the same shape");
         }
         let weight = self.norm_weight(norm, x.width);
-        let launch = Launch {
-            source: Source::Norm,
-            dtype: x.dtype,
-            name: "rms_norm",
-            shape: grid(x.rows, threads_for(x.width, 512)),
-            bytes: (2 + usize::from(residual.is_some())) * x.bytes(),
-        };
+        let bytes = (2 + usize::from(residual.is_some())) * x.bytes();
+        let launch = Source::Norm.launch(x.dtype, "rms_norm", grid(x.rows, threads_for(x.width, 512)), bytes);
         let arguments = arguments! {
             y: rows(&y), y_stride: long(y.stride), x: rows(x), w: rows(&weight), w_offset: float(norm.offset),
             residual: address(residual.map_or(0, |residual| residual.address)),
@@ -135,15 +125,10 @@ impl Device {
     ) -> Option<Primitive> {
         assert!(x.is_dense() && dy.dtype == x.dtype && dx.dtype == x.dtype, "norm: rows of one format");
         let weight = self.norm_weight(norm, x.width);
-        let blocks = if norm.trains { x.rows.min(3 * self.multiprocessors()) } else { x.rows };
+        let blocks = if norm.trains { x.rows.min(3 * self.multiprocessors) } else { x.rows };
         let partial = if norm.trains { self.scratch.take(ScratchSlot::Partial, blocks * x.width * 4) } else { 0 };
-        let launch = Launch {
-            source: Source::Norm,
-            dtype: x.dtype,
-            name: "rms_norm_backward",
-            shape: grid(blocks, threads_for(x.width, 256)),
-            bytes: (3 + usize::from(residual.is_some())) * x.bytes(),
-        };
+        let bytes = (3 + usize::from(residual.is_some())) * x.bytes();
+        let launch = Source::Norm.launch(x.dtype, "rms_norm_backward", grid(blocks, threads_for(x.width, 256)), bytes);
         let arguments = arguments! {
             dx: rows(&dx), dx_stride: long(dx.stride), x: rows(x), w: rows(&weight), w_offset: float(norm.offset),
             dy: rows(&dy), dy_stride: long(dy.stride),
@@ -167,13 +152,8 @@ impl Device {
     ) -> MatrixView {
         let sum = self.sum_over_tokens(scaled, x.block());
         let weight = self.norm_weight(norm, x.width);
-        let launch = Launch {
-            source: Source::Norm,
-            dtype: x.dtype,
-            name: "times_weight",
-            shape: grid(sum.count().div_ceil(256), 256),
-            bytes: 2 * sum.bytes(),
-        };
+        let bytes = 2 * sum.bytes();
+        let launch = Source::Norm.launch(x.dtype, "times_weight", grid(sum.count().div_ceil(256), 256), bytes);
         let arguments = arguments! {
             y: rows(&sum), w: rows(&weight), w_offset: float(norm.offset), count: long(sum.count()), d: int(sum.width),
         };
@@ -182,7 +162,6 @@ impl Device {
         sum
     }
 
-    /// Returns the weight of a norm, as the kernels read it.
     pub(super) fn norm_weight(&self, norm: &NormWeight<Cuda>, width: usize) -> MatrixView {
         let weight = self.flat(norm.weight.clone());
         let expected = (width, burn_tensor::DType::F32);

@@ -5,10 +5,10 @@
 //! Not supported: parameters of 2^31 elements or more.
 
 use burn_tensor::{DType, Tensor};
-use bytemuck::NoUninit;
+use bytemuck::{NoUninit, Zeroable};
 use firebrick_cuda::LaunchShape;
 
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{
     ADAMW_PIECE, BlockArguments, Cuda, Launch, MAX_TENSORS, MOMENT_BLOCK, MatrixView, NORM_PIECE, Primitive,
     RANGE_PIECE, ScratchSlot, Source, arguments, float, grid, int_tensor, tensor,
@@ -17,7 +17,7 @@ use crate::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGrad
 
 /// `NormTable` of `optimizer.cu`.
 #[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
+#[derive(Clone, Copy, NoUninit, Zeroable)]
 struct NormTable {
     x: [u64; MAX_TENSORS],
     n: [i64; MAX_TENSORS],
@@ -28,7 +28,7 @@ struct NormTable {
 
 /// `RangesTable` of `optimizer.cu`.
 #[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
+#[derive(Clone, Copy, NoUninit, Zeroable)]
 struct RangesTable {
     to: [u64; MAX_TENSORS],
     from: [u64; MAX_TENSORS],
@@ -37,6 +37,36 @@ struct RangesTable {
     tensors: i32,
     adds: [u8; MAX_TENSORS],
     unused: i32,
+}
+
+/// `AdamWTable` of `optimizer.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit, Zeroable)]
+struct AdamWTable {
+    p: [u64; MAX_TENSORS],
+    g: [u64; MAX_TENSORS],
+    m: [u64; MAX_TENSORS],
+    v: [u64; MAX_TENSORS],
+    n: [i64; MAX_TENSORS],
+    first_piece: [i32; MAX_TENSORS],
+    tensors: i32,
+    unused: i32,
+}
+
+/// `EightBitTable` of `optimizer.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit, Zeroable)]
+struct EightBitTable {
+    p: [u64; MAX_TENSORS],
+    g: [u64; MAX_TENSORS],
+    m_codes: [u64; MAX_TENSORS],
+    m_absmax: [u64; MAX_TENSORS],
+    v_codes: [u64; MAX_TENSORS],
+    v_absmax: [u64; MAX_TENSORS],
+    n: [i32; MAX_TENSORS],
+    first_block: [i32; MAX_TENSORS],
+    tensors: i32,
+    blocks: i32,
 }
 
 /// `Rates` of `optimizer.cu`.
@@ -53,12 +83,6 @@ struct Rates {
     root_correction: f32,
 }
 
-/// Returns the bias corrections `1 - beta1^t` and `sqrt(1 - beta2^t)`.
-fn corrections(hyper: &AdamW) -> (f64, f64) {
-    let after = |beta: f64| 1.0 - beta.powf(hyper.step as f64);
-    (after(hyper.beta1), after(hyper.beta2).sqrt())
-}
-
 impl Rates {
     fn new(hyper: &AdamW, step_size: f64, epsilon: f64) -> Self {
         Self {
@@ -69,15 +93,14 @@ impl Rates {
             step_size: step_size as f32,
             kept: (1.0 - hyper.learning_rate * hyper.weight_decay) as f32,
             epsilon: epsilon as f32,
-            root_correction: corrections(hyper).1 as f32,
+            root_correction: hyper.corrections().1 as f32,
         }
     }
 }
 
 impl OptimizerOps for Cuda {
     fn accumulate(sum: Tensor<Self, 1>, gradient: Tensor<Self, 1>) -> Tensor<Self, 1> {
-        let device = Device::of(&sum.device());
-        device.section(|| {
+        in_section(&sum.device(), |device| {
             let gradient = device.flat(gradient);
             let sum = device.view_of(device.owned(float(sum)));
             assert_eq!((sum.dtype, gradient.dtype), (DType::F32, DType::F32), "gradients are f32");
@@ -91,8 +114,7 @@ impl OptimizerOps for Cuda {
         length: usize,
         gradients: Vec<RangeGradient<Self>>,
     ) -> Tensor<Self, 1> {
-        let device = Device::of(&gradients[0].gradient.device());
-        device.section(|| {
+        in_section(&gradients[0].gradient.device(), |device| {
             let sum = match sum {
                 Some(sum) => device.view_of(device.owned(float(sum))),
                 None => device.view_of(device.empty([length], DType::F32)),
@@ -104,8 +126,7 @@ impl OptimizerOps for Cuda {
     }
 
     fn squared_norm(tensors: &[Tensor<Self, 1>]) -> Tensor<Self, 1> {
-        let device = Device::of(&tensors[0].device());
-        device.section(|| {
+        in_section(&tensors[0].device(), |device| {
             let pieces: usize = tensors.iter().map(|values| values.dims()[0].div_ceil(NORM_PIECE)).sum();
             let partial = device.scratch.take(ScratchSlot::Partial, pieces * 4);
             let mut first = 0;
@@ -121,8 +142,7 @@ impl OptimizerOps for Cuda {
     }
 
     fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
-        let device = Device::of(&squared_norm.device());
-        device.section(|| {
+        in_section(&squared_norm.device(), |device| {
             let squared_norm = device.f32_values(squared_norm);
             let [norm, factor] = [0, 1].map(|_: usize| device.empty([1], DType::F32));
             let arguments = arguments! {
@@ -179,19 +199,13 @@ fn in_groups<S>(
 
 /// Describes a launch that does not depend on the format of activations.
 fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
-    Launch { source: Source::Optimizer, dtype: DType::F32, name, shape, bytes }
+    Source::Optimizer.launch(DType::F32, name, shape, bytes)
 }
 
 impl Device {
     /// Computes partial sums of squares of up to [`MAX_TENSORS`] tensors; returns their number.
     fn partial_norms(&self, group: &[Tensor<Cuda, 1>], partial: u64, first: usize) -> usize {
-        let mut table = NormTable {
-            x: [0; MAX_TENSORS],
-            n: [0; MAX_TENSORS],
-            first_piece: [0; MAX_TENSORS],
-            tensors: group.len() as i32,
-            unused: 0,
-        };
+        let mut table = NormTable { tensors: group.len() as i32, ..NormTable::zeroed() };
         let (mut pieces, mut values) = (0, 0);
         let held: Vec<_> = group.iter().map(|values| self.f32_values(values.clone())).collect();
         for (index, matrix) in held.iter().enumerate() {
@@ -209,15 +223,7 @@ impl Device {
 
     /// Writes or adds up to [`MAX_TENSORS`] gradients to their ranges, in one launch.
     fn add_to_ranges(&self, sum: &MatrixView, group: &[RangeGradient<Cuda>]) {
-        let mut table = RangesTable {
-            to: [0; MAX_TENSORS],
-            from: [0; MAX_TENSORS],
-            n: [0; MAX_TENSORS],
-            first_piece: [0; MAX_TENSORS],
-            tensors: group.len() as i32,
-            adds: [0; MAX_TENSORS],
-            unused: 0,
-        };
+        let mut table = RangesTable { tensors: group.len() as i32, ..RangesTable::zeroed() };
         let held: Vec<_> = group.iter().map(|range| self.f32_values(range.gradient.clone())).collect();
         let (mut pieces, mut values) = (0, 0);
         for (index, (range, gradient)) in group.iter().zip(&held).enumerate() {
@@ -249,17 +255,7 @@ impl Device {
         gradient_scale: &Tensor<Cuda, 1>,
         hyper: &AdamW,
     ) -> Vec<AdamWState<Cuda>> {
-        let (none, scale) = ([0; MAX_TENSORS], self.flat(gradient_scale.clone()));
-        let mut table = AdamWTable {
-            p: none,
-            g: none,
-            m: none,
-            v: none,
-            n: [0; MAX_TENSORS],
-            first_piece: [0; MAX_TENSORS],
-            tensors: 0,
-            unused: 0,
-        };
+        let (mut table, scale) = (AdamWTable::zeroed(), self.flat(gradient_scale.clone()));
         let (mut pieces, mut values) = (0, 0);
         // Gradients are held until the launch is queued.
         let (mut updated, mut held) = (Vec::new(), Vec::new());
@@ -277,7 +273,7 @@ impl Device {
             held.push(gradient);
         }
         table.tensors = updated.len() as i32;
-        let rates = Rates::new(hyper, hyper.learning_rate / corrections(hyper).0, hyper.epsilon);
+        let rates = Rates::new(hyper, hyper.learning_rate / hyper.corrections().0, hyper.epsilon);
         let arguments = arguments! { table: value(&table), scale: rows(&scale), rates: value(&rates) };
         // SAFETY: the table lists f32 tensors of `n` values that are held until the launch is queued; what is written is owned.
         unsafe { self.launch(plain("adamw_foreach", grid(pieces, 256), values * 28), &arguments) };
@@ -291,19 +287,7 @@ impl Device {
         gradient_scale: &Tensor<Cuda, 1>,
         hyper: &AdamW,
     ) -> Vec<AdamWState<Cuda>> {
-        let (none, scale) = ([0; MAX_TENSORS], self.flat(gradient_scale.clone()));
-        let mut table = EightBitTable {
-            p: none,
-            g: none,
-            m_codes: none,
-            m_absmax: none,
-            v_codes: none,
-            v_absmax: none,
-            n: [0; MAX_TENSORS],
-            first_block: [0; MAX_TENSORS],
-            tensors: 0,
-            blocks: 0,
-        };
+        let (mut table, scale) = (EightBitTable::zeroed(), self.flat(gradient_scale.clone()));
         let mut values = 0;
         // Gradients are held until the launch is queued.
         let (mut updated, mut held) = (Vec::new(), Vec::new());
@@ -328,42 +312,12 @@ impl Device {
             table: value(&table), map_signed: address(maps[0].address), map_unsigned: address(maps[1].address),
             scale: rows(&scale), rates: value(&eight_bit_rates(hyper)),
         };
-        let blocks = (table.blocks as usize).div_ceil(16).min(2 * self.multiprocessors());
+        let blocks = (table.blocks as usize).div_ceil(16).min(2 * self.multiprocessors);
         // SAFETY: the table lists tensors that are held until the launch is queued: f32 values with their gradients, and whole
         // blocks of codes with one f32 each; what is written is owned.
         unsafe { self.launch(plain("adamw_8bit_foreach", grid(blocks, 512), values * 16), &arguments) };
         updated
     }
-}
-
-/// `AdamWTable` of `optimizer.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct AdamWTable {
-    p: [u64; MAX_TENSORS],
-    g: [u64; MAX_TENSORS],
-    m: [u64; MAX_TENSORS],
-    v: [u64; MAX_TENSORS],
-    n: [i64; MAX_TENSORS],
-    first_piece: [i32; MAX_TENSORS],
-    tensors: i32,
-    unused: i32,
-}
-
-/// `EightBitTable` of `optimizer.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct EightBitTable {
-    p: [u64; MAX_TENSORS],
-    g: [u64; MAX_TENSORS],
-    m_codes: [u64; MAX_TENSORS],
-    m_absmax: [u64; MAX_TENSORS],
-    v_codes: [u64; MAX_TENSORS],
-    v_absmax: [u64; MAX_TENSORS],
-    n: [i32; MAX_TENSORS],
-    first_block: [i32; MAX_TENSORS],
-    tensors: i32,
-    blocks: i32,
 }
 
 /// Parameter and moments that a launch may write in place.
@@ -392,6 +346,6 @@ impl Owned {
 
 /// Returns the rates of an 8-bit step, with the bias corrections folded into the learning rate and epsilon.
 fn eight_bit_rates(hyper: &AdamW) -> Rates {
-    let (first, root) = corrections(hyper);
+    let (first, root) = hyper.corrections();
     Rates::new(hyper, hyper.learning_rate * root / first, root * hyper.epsilon)
 }

@@ -173,8 +173,6 @@ DEVICE void adamw_piece(float *p, const float *g, float *m, float *v, float scal
     }
 }
 
-// Values of a piece.
-
 DEVICE void adamw_tensor(float *p, const float *g, float *m, float *v, float scale, const Rates &rates, long long piece,
                          long long n) {
     const long long start = piece * ADAMW_PIECE;
@@ -202,7 +200,6 @@ KERNEL __launch_bounds__(256) adamw_foreach(const __grid_constant__ AdamWTable t
 }
 
 // ----------------------------------------------------------------------------------------------------- AdamW in 8 bits
-
 
 // Nearest values of an ascending table by the bits of the float: the top bits name a cell, each cell holds at most one
 // decision point (checked for both dynamic maps with these sizes), so a code is two lookups instead of a search of

@@ -8,7 +8,7 @@ use burn_tensor::Tensor;
 
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Launch, ScratchSlot, Source, arguments, rows_and_columns, tensor,
+    BlockArguments, Cuda, DeviceBlock, ScratchSlot, Source, arguments, rows_and_columns, tensor,
 };
 use crate::{Group, Mask};
 
@@ -38,13 +38,8 @@ impl Device {
     /// Writes `x` with dropped values set to zero and the others scaled to `to`, or adds it.
     pub(crate) fn drop_values(&self, x: DeviceBlock, mask: &Mask<Cuda>, to: DeviceBlock, adds: bool) {
         assert!((x.rows, x.width, x.dtype) == (to.rows, to.width, to.dtype), "values are dropped where they lie");
-        let launch = Launch {
-            source: Source::Elementwise,
-            dtype: x.dtype,
-            name: "dropout",
-            shape: rows_and_columns(x.rows, x.width),
-            bytes: (2 + usize::from(adds)) * x.bytes(),
-        };
+        let bytes = (2 + usize::from(adds)) * x.bytes();
+        let launch = Source::Elementwise.launch(x.dtype, "dropout", rows_and_columns(x.rows, x.width), bytes);
         let Mask { dropout, choices } = mask;
         let [first_token, first_row, row_len] = dropout.place();
         let (choices, per_token) = choices

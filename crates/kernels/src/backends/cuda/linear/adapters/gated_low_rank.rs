@@ -36,11 +36,9 @@ pub(crate) struct GatedAdapters {
     d_a: MatrixView,
     /// `x Aᵀ` of gate and up.
     low: MatrixView,
-    /// The adapters of gate and up.
     adapters: Adapters,
 }
 
-/// Values of the gate/up group that the backward needs.
 struct OfGateUp {
     low: MatrixView,
     adapters: Adapters,
@@ -121,7 +119,6 @@ impl Device {
         GatedFactors { both, d_a, of_gate_up }
     }
 
-    /// Runs [`Self::gated_backward_low_rank`] over some tokens.
     fn launch_gated_backward(
         &self,
         kernel: &LowRankKernel,
@@ -172,7 +169,6 @@ impl Device {
     }
 }
 
-/// Returns the adapter that read the gated activation.
 fn down_adapter(gradient: &LowRankGradient, d_a: &MatrixView) -> AdapterArgument {
     AdapterArgument {
         low: gradient.d_low.address,

@@ -11,7 +11,9 @@ use firebrick_cuda::LaunchShape;
 
 use super::{AdapterSlot, Adapters};
 use crate::backends::cuda::device::Device;
-use crate::backends::cuda::engine::{BlockArguments, DeviceBlock, Launch, MatrixView, ScratchSlot, Source, arguments};
+use crate::backends::cuda::engine::{
+    BlockArguments, DeviceBlock, Launch, MatrixView, ScratchSlot, Source, arguments, grid_of,
+};
 use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::passes::{
     GATED_STAGES, LOW_RANK_WARPS, LowRankPass, TILE_TOKENS, gated_pieces, parts_of_tokens, stages,
@@ -21,7 +23,6 @@ use crate::backends::planning::route::MAX_MODULES;
 /// Most common rank of adapters in runs and in the self-test.
 const USUAL_RANKS: usize = 16;
 
-/// An adapter, as the kernels read it.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 pub(crate) struct AdapterArgument {
@@ -44,7 +45,6 @@ pub(crate) struct AdapterArgument {
     pub scale: f32,
 }
 
-/// The adapters of a pass, as the kernels read them.
 #[repr(C)]
 #[derive(Clone, Copy, Default, NoUninit)]
 pub(crate) struct AdaptersArgument {
@@ -131,12 +131,10 @@ impl AdaptersArgument {
         argument
     }
 
-    /// Returns the sum of all ranks.
     pub(crate) fn ranks(&self) -> usize {
         self.of[..self.count as usize].iter().map(|adapter| adapter.rank as usize).sum()
     }
 
-    /// Returns the blocks along the columns of all adapters.
     pub(crate) fn chunks(&self) -> usize {
         self.chunks as usize
     }
@@ -148,7 +146,6 @@ impl AdaptersArgument {
         }
     }
 
-    /// Returns the first `count` adapters alone.
     pub(crate) fn first(&self, count: usize) -> Self {
         let chunks = if count < self.count as usize { self.of[count].first_chunk } else { self.chunks };
         Self { count: count as i32, chunks, ..*self }
@@ -197,7 +194,7 @@ impl Device {
         chunks: usize,
         tokens: usize,
     ) -> Sums {
-        let parts = parts_of_tokens(tokens, chunks, self.multiprocessors());
+        let parts = parts_of_tokens(tokens, chunks, self.multiprocessors);
         adapters.tokens_per_block = tokens.div_ceil(parts).next_multiple_of(TILE_TOKENS) as i32;
         let [low, over_tokens] =
             kernel.pass.sums([adapters.chunks as usize, tokens], [parts, adapters.columns as usize]);
@@ -214,14 +211,9 @@ impl Device {
         adapters: &AdaptersArgument,
         sums: &Sums,
     ) {
-        let blocks = (low.rows * kernel.tile).div_ceil(256) as u32;
-        let launch = Launch {
-            source: kernel.source,
-            dtype: low.dtype,
-            name: "add_over_columns",
-            shape: LaunchShape { grid: [blocks, adapters.count as u32, 1], block: [256, 1, 1], shared_bytes: 0 },
-            bytes: adapters.chunks as usize * low.rows * kernel.tile * 4,
-        };
+        let shape = grid_of([(low.rows * kernel.tile).div_ceil(256), adapters.count as usize, 1], 256);
+        let bytes = adapters.chunks as usize * low.rows * kernel.tile * 4;
+        let launch = kernel.source.launch(low.dtype, "add_over_columns", shape, bytes);
         let arguments = arguments! {
             low: rows(&low), stride: long(low.stride), low_parts: address(sums.over_columns), adapters: value(adapters),
             n: int(low.rows),
@@ -240,14 +232,9 @@ impl Device {
         is_continued: bool,
     ) {
         let widest = adapters.of.iter().map(|adapter| adapter.width).max().unwrap_or(0) as usize;
-        let grid = [widest.div_ceil(256) as u32, kernel.tile as u32, adapters.count as u32];
-        let launch = Launch {
-            source: kernel.source,
-            dtype,
-            name: "add_over_tokens",
-            shape: LaunchShape { grid, block: [256, 1, 1], shared_bytes: 0 },
-            bytes: sums.parts * kernel.tile * adapters.columns as usize * 4,
-        };
+        let shape = grid_of([widest.div_ceil(256), kernel.tile, adapters.count as usize], 256);
+        let bytes = sums.parts * kernel.tile * adapters.columns as usize * 4;
+        let launch = kernel.source.launch(dtype, "add_over_tokens", shape, bytes);
         let arguments = arguments! {
             parts: address(sums.over_tokens), adapters: value(adapters), count: int(sums.parts),
             is_continued: i32(i32::from(is_continued)),
@@ -258,13 +245,9 @@ impl Device {
 }
 
 impl LowRankKernel {
-    /// Describes the launch of a pass over values of this format.
     pub(crate) fn launch(&self, name: &'static str, dtype: DType, sums: &Sums, bytes: usize) -> Launch {
-        let shape = LaunchShape {
-            grid: [sums.chunks as u32, sums.parts as u32, 1],
-            block: [32 * LOW_RANK_WARPS as u32, 1, 1],
-            shared_bytes: self.pass.block_bytes(self.tile, self.stages) as u32,
-        };
-        Launch { source: self.source, dtype, name, shape, bytes }
+        let shared_bytes = self.pass.block_bytes(self.tile, self.stages) as u32;
+        let shape = LaunchShape { shared_bytes, ..grid_of([sums.chunks, sums.parts, 1], 32 * LOW_RANK_WARPS as u32) };
+        self.source.launch(dtype, name, shape, bytes)
     }
 }

@@ -6,11 +6,10 @@
 //! Trade-off: two more passes over the outputs, which are saved once more; under dropout, two GEMMs with the weight.
 
 use burn_tensor::{DType, Tensor};
-use firebrick_cuda::LaunchShape;
 
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Gemm, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid,
+    BlockArguments, Cuda, DeviceBlock, Gemm, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, grid_of,
     rows_and_columns, tensor,
 };
 use crate::backends::cuda::linear::modules::Routed;
@@ -168,7 +167,7 @@ impl Device {
             n: long(z.rows), d: int(z.width),
         };
         let bytes = (2 + usize::from(plus.is_some())) * z.bytes();
-        let launch = launch("scale_columns", z.dtype, rows_and_columns(z.rows, z.width), bytes);
+        let launch = Source::Magnitude.launch(z.dtype, "scale_columns", rows_and_columns(z.rows, z.width), bytes);
         // SAFETY: all blocks are [rows, width] of one dtype at the strides given, bias, magnitudes and norms [width]; absent ones are null.
         unsafe { self.launch(launch, &arguments) };
     }
@@ -183,21 +182,20 @@ impl Device {
     ) -> Primitive {
         let [m, norm] = [&magnitude.value, &magnitude.norm].map(|values| self.flat(values.clone()));
         let across = dy.width.div_ceil(BLOCK_COLUMNS);
-        let parts = dy.rows.div_ceil(BLOCK_ROWS).clamp(1, (4 * self.multiprocessors()).div_ceil(across));
+        let parts = dy.rows.div_ceil(BLOCK_ROWS).clamp(1, (4 * self.multiprocessors).div_ceil(across));
         let partial = self.scratch.take(ScratchSlot::Partial, parts * dy.width * 4);
         let arguments = arguments! {
             partial: address(partial), dz: rows(&scaled), dz_stride: long(scaled.stride), dy: rows(&dy),
             dy_stride: long(dy.stride), z: rows(&unscaled), z_stride: long(unscaled.stride), m: rows(&m),
             norm: rows(&norm), n: long(dy.rows), d: int(dy.width),
         };
-        let shape = LaunchShape { grid: [across as u32, parts as u32, 1], block: [256, 1, 1], shared_bytes: 0 };
-        let launch = launch("scale_columns_backward", dy.dtype, shape, 3 * dy.bytes());
+        let shape = grid_of([across, parts, 1], 256);
+        let launch = Source::Magnitude.launch(dy.dtype, "scale_columns_backward", shape, 3 * dy.bytes());
         // SAFETY: the blocks are [rows, width] of one dtype at the strides given; the partial sums are [parts, width] f32.
         unsafe { self.launch(launch, &arguments) };
         self.sum_partial_rows(partial, parts, dy.width)
     }
 
-    /// Writes `a - b` to `to`.
     pub(crate) fn subtract(&self, a: DeviceBlock, b: DeviceBlock, to: DeviceBlock) {
         assert!((a.rows, a.width, a.dtype) == (b.rows, b.width, b.dtype), "differences are of equal shapes");
         assert!((a.rows, a.width, a.dtype) == (to.rows, to.width, to.dtype), "differences lie in equal shapes");
@@ -205,7 +203,8 @@ impl Device {
             y: rows(&to), y_stride: long(to.stride), a: rows(&a), a_stride: long(a.stride), b: rows(&b),
             b_stride: long(b.stride), n: long(a.rows), d: int(a.width),
         };
-        let launch = launch("subtract_rows", a.dtype, rows_and_columns(a.rows, a.width), 3 * a.bytes());
+        let launch =
+            Source::Magnitude.launch(a.dtype, "subtract_rows", rows_and_columns(a.rows, a.width), 3 * a.bytes());
         // SAFETY: all blocks are [rows, width] of one dtype at the strides given.
         unsafe { self.launch(launch, &arguments) };
     }
@@ -220,7 +219,12 @@ impl Device {
             d: int(block.width),
         };
         // SAFETY: the weight has these rows at its stride; `out` has a value for each.
-        unsafe { self.launch(launch("row_squares", dtype, grid(block.rows, 256), block.bytes()), &arguments) };
+        unsafe {
+            self.launch(
+                Source::Magnitude.launch(dtype, "row_squares", grid(block.rows, 256), block.bytes()),
+                &arguments,
+            )
+        };
         out
     }
 
@@ -255,18 +259,14 @@ impl Device {
             norm: address(self.address(&norm)), squares: rows(&squares), t: rows(&of_weight), u: rows(&of_pair),
             b: rows(&b), s: float(adapter.scale), n: long(outputs), r: int(rank),
         };
-        let launch = launch("adapted_norms", DType::F32, grid(outputs.div_ceil(8), 256), 3 * b.bytes());
+        let launch =
+            Source::Magnitude.launch(DType::F32, "adapted_norms", grid(outputs.div_ceil(8), 256), 3 * b.bytes());
         // SAFETY: the three matrices are [outputs, rank] and dense, squares and norms [outputs], all f32.
         unsafe { self.launch(launch, &arguments) };
         norm
     }
 }
 
-fn launch(name: &'static str, dtype: DType, shape: LaunchShape, bytes: usize) -> Launch {
-    Launch { source: Source::Magnitude, dtype, name, shape, bytes }
-}
-
-/// Wraps the gradients of the magnitudes as tensors.
 pub(crate) fn as_gradients(d_magnitudes: &[Option<Primitive>]) -> impl Iterator<Item = Option<Tensor<Cuda, 1>>> {
     d_magnitudes.iter().cloned().map(|gradient| gradient.map(tensor))
 }

@@ -16,7 +16,7 @@ use burn_tensor::{DType, Tensor};
 
 use crate::backends::cuda::device::{Device, LowRankChunk};
 use crate::backends::cuda::engine::{
-    Contents, Cuda, DeviceBlock, Gemm, MatrixView, OfExperts, Primitive, ScratchSlot, tensor, view,
+    Cuda, DeviceBlock, Gemm, MatrixView, OfExperts, Primitive, ScratchSlot, tensor, view,
 };
 use crate::backends::cuda::linear::modules::{Routed, rank};
 use crate::backends::cuda::linear::operands::GroupWeight;
@@ -35,7 +35,6 @@ pub(crate) struct Adapters {
     pub experts: Option<OfExperts>,
 }
 
-/// One adapter of a group.
 pub(crate) struct AdapterSlot {
     /// Index of its module.
     pub module: usize,
@@ -132,8 +131,8 @@ impl Device {
     /// Concatenates matrices in the compute format, each times its factor.
     fn side_by_side(&self, slot: ScratchSlot, dtype: DType, matrices: Vec<(&MatrixView, f64)>) -> u64 {
         let count: usize = matrices.iter().map(|(matrix, _)| matrix.count()).sum();
-        let sources = matrices.iter().flat_map(|(matrix, _)| self.source(&matrix.tensor)).collect();
-        let contents = Contents { section: self.section_number(), dtype, sources };
+        let sources: Vec<u64> = matrices.iter().flat_map(|(matrix, _)| self.source(&matrix.tensor)).collect();
+        let contents = self.contents(dtype, sources);
         let (address, is_held) = self.scratch.holding(slot, count * dtype.size(), contents);
         let mut to = address;
         for (matrix, factor) in matrices.into_iter().filter(|_| !is_held) {
@@ -293,7 +292,6 @@ impl Device {
         copy
     }
 
-    /// Returns scratch memory for low-rank intermediates.
     fn low_rank_block(&self, slot: ScratchSlot, [rows, ranks]: [usize; 2], dtype: DType) -> DeviceBlock {
         let address = self.scratch.take(slot, rows * ranks * dtype.size());
         DeviceBlock::dense(address, [rows, ranks], dtype)
@@ -301,7 +299,6 @@ impl Device {
 }
 
 impl LowRankGradient {
-    /// Returns whether `dB` of each adapter is available.
     pub(super) fn has_b_gradients(&self) -> bool {
         self.d_b.is_some()
     }

@@ -7,7 +7,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::quantize::kernels_of;
 use crate::backends::cuda::device::Device;
-use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Launch, MatrixView, Source, arguments};
+use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, MatrixView, Source, arguments, grid_of};
 use crate::{Adapter, BlockScales, QuantizedWeight, Weight};
 
 /// The surroundings of one weight in its group's matrix; none by default.
@@ -53,7 +53,6 @@ impl Default for Stack {
 }
 
 impl StoredArgument {
-    /// Describes dense values without scales.
     pub(crate) fn dense(address: u64) -> Self {
         Self { codes: address, ..Self::default() }
     }
@@ -88,7 +87,7 @@ impl Device {
         };
         let codes = address(self.int_matrix(weight.codes.clone()));
         let without = StoredArgument { codes, ..StoredArgument::default() };
-        match &weight.scales.block {
+        match &weight.scales {
             BlockScales::Float(scales) => StoredArgument { scales: address(self.flat(scales.clone())), ..without },
             BlockScales::Narrow { codes, map } => StoredArgument {
                 scale_codes: address(self.int_matrix(codes.clone())),
@@ -124,13 +123,10 @@ impl Device {
             && out.stride.is_multiple_of(8)
             && stride.is_multiple_of(8)
             && [out.address, a_out, a].iter().all(|address| address.is_multiple_of(16));
-        let launch = Launch {
-            source: Source::WriteOut,
-            dtype: out.dtype,
-            name: kernels_of(weight).write_out,
-            shape: write_out_shape(rows + a_rows, if wide { inputs.div_ceil(8) } else { inputs }, count),
-            bytes: count * out.bytes() + bytes,
-        };
+        let shape = write_out_shape(rows + a_rows, if wide { inputs.div_ceil(8) } else { inputs }, count);
+        let bytes = count * out.bytes() + bytes;
+        let [write_out, ..] = kernels_of(weight);
+        let launch = Source::WriteOut.launch(out.dtype, write_out, shape, bytes);
         let arguments = arguments! {
             from =>
             a_out: address(a_out), a: address(a), b: address(b),
@@ -155,11 +151,7 @@ impl Device {
 /// Returns blocks of whole warps over `pieces` of a row, four rows per block, for each matrix.
 fn write_out_shape(rows: usize, pieces: usize, matrices: usize) -> LaunchShape {
     let threads = pieces.next_multiple_of(32).min(256);
-    LaunchShape {
-        grid: [pieces.div_ceil(threads) as u32, rows.div_ceil(4).clamp(1, 65_535) as u32, matrices as u32],
-        block: [threads as u32, 1, 1],
-        shared_bytes: 0,
-    }
+    grid_of([pieces.div_ceil(threads), rows.div_ceil(4).clamp(1, 65_535), matrices], threads as u32)
 }
 
 #[cfg(test)]

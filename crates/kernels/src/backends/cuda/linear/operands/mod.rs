@@ -4,7 +4,6 @@
 //! per direction; the same launches write their adapters around them (`adapters`). Dense weights with adapters are
 //! copied for the same reason. The destination is scratch memory, written once per pass, or separate memory that is
 //! kept from step to step (`memory/planned.rs`), where only the adapters are written again, once per step.
-//! Trade-off: the scratch memory of the largest group, and the copy.
 
 pub(super) mod dequantize;
 pub(crate) mod fp8;
@@ -13,16 +12,15 @@ mod quantize;
 use burn_tensor::{DType, Tensor};
 use firebrick_precision::{HostScales, QuantFormat};
 
-use crate::backends::cuda::device::Device;
+use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cuda, DeviceBlock, Launch, MatrixView, ScratchSlot, Source, arguments, float, grid,
-    tensor,
+    BlockArguments, Cuda, DeviceBlock, MatrixView, ScratchSlot, Source, arguments, float, grid, tensor,
 };
 use crate::backends::cuda::linear::modules::{Routed, rank};
 use crate::backends::cuda::memory::planned::{Held, Pass};
 use crate::backends::planning::route::WeightRoute;
 use crate::backends::planning::rows::row_stride;
-use crate::{Bias, ExpertRows, Group, HostBuffer, Module, QuantizedWeight, Weight, WeightOps};
+use crate::{ExpertRows, Group, HostBuffer, Module, QuantizedWeight, Weight, WeightOps};
 use dequantize::{Around, Stack};
 
 impl WeightOps for Cuda {
@@ -35,8 +33,7 @@ impl WeightOps for Cuda {
         shape: [usize; 2],
         device: &Self::Device,
     ) -> QuantizedWeight<Self> {
-        let device = Device::of(device);
-        device.section(|| device.upload_codes(codes, scales, format, shape))
+        in_section(device, |device| device.upload_codes(codes, scales, format, shape))
     }
 
     fn quantize_weight(values_oi: Tensor<Self, 2>, format: QuantFormat) -> QuantizedWeight<Self> {
@@ -46,8 +43,7 @@ impl WeightOps for Cuda {
     }
 
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {
-        let device = Device::of(&weight.codes.device());
-        device.section(|| tensor(device.dequantize(weight).tensor))
+        in_section(&weight.codes.device(), |device| tensor(device.dequantize(weight).tensor))
     }
 }
 
@@ -77,11 +73,9 @@ impl From<DeviceBlock> for ReadyWeight {
 ///        ranks  A
 /// ```
 pub(crate) struct GroupWeight {
-    /// The whole matrix.
     whole: DeviceBlock,
     out_features: usize,
     in_features: usize,
-    /// The matrices of all experts.
     stack: Stack,
     _owner: Option<MatrixView>,
 }
@@ -130,7 +124,6 @@ pub(super) struct GroupSources {
 }
 
 impl GroupSources {
-    /// Returns the sources of weights and adapters.
     pub(super) fn all(&self) -> Vec<u64> {
         [self.weights.as_slice(), &self.adapters].concat()
     }
@@ -158,7 +151,7 @@ impl Device {
             _ => return None,
         }
         let sources = self.group_sources(group, ranks > 0);
-        let contents = Contents { section: self.section_number(), dtype, sources: sources.all() };
+        let contents = self.contents(dtype, sources.all());
         let (rows, width) = (out_features + ranks, in_features + ranks);
         let stride = row_stride(in_features, ranks);
         let stack = Stack { count, stride: rows * stride };
@@ -168,7 +161,7 @@ impl Device {
             .is_quantized
             .then(|| self.kept.of(Pass::Forward, sources.laid_out(stride, count), bytes, contents.clone()));
         let (address, held) = kept.flatten().unwrap_or_else(|| {
-            let slot = ScratchSlot::Weights { rows, columns: width };
+            let slot = ScratchSlot::Weights([rows, width]);
             let (address, is_held) = self.scratch.holding(slot, bytes, contents);
             (address, Held { weight: is_held, adapter: is_held })
         });
@@ -182,13 +175,12 @@ impl Device {
         Some(weight)
     }
 
-    /// Writes the adapters of a group next to its weights, which must already be written.
     fn write_adapters(&self, group: &Group<Cuda>, to: &GroupWeight) {
         let (modules, _held) = self.modules_argument(group);
         let bytes = modules.bytes(to.in_features);
         let (whole, mut shape) = (to.whole, grid(bytes.div_ceil(4 * 1024).min(1024), 256));
         shape.grid[1] = to.stack.count as u32;
-        let launch = Launch { source: Source::WriteOut, dtype: whole.dtype, name: "write_adapters", shape, bytes };
+        let launch = Source::WriteOut.launch(whole.dtype, "write_adapters", shape, bytes);
         let arguments = arguments! {
             out: rows(&whole), modules: value(&modules), o: int(to.out_features), i: int(to.in_features),
             stride: long(whole.stride), matrix: long(to.stack.stride),
@@ -229,7 +221,6 @@ impl Device {
         }
     }
 
-    /// Returns the sources of a group's weights, and of its adapters.
     pub(super) fn group_sources(&self, group: &Group<Cuda>, with_adapters: bool) -> GroupSources {
         let weights = group.modules.iter().flat_map(|module| self.source_of(&module.weight)).collect();
         let adapters = group.modules.iter().filter_map(|module| module.adapter.as_ref()).filter(|_| with_adapters);
@@ -237,15 +228,13 @@ impl Device {
         GroupSources { weights, adapters: factors.flat_map(|values| self.source(&float(values.clone()))).collect() }
     }
 
-    /// Returns one base weight without its adapter.
     pub(crate) fn base_weight(&self, weight: &Weight<Cuda>, dtype: DType) -> ReadyWeight {
         let [rows, columns] = weight.shape();
-        let slot = ScratchSlot::Weights { rows, columns };
+        let slot = ScratchSlot::Weights([rows, columns]);
         match weight {
             Weight::Dense(values) => self.converted(slot, values.clone(), dtype),
             Weight::Quantized(_) => {
-                let contents =
-                    Contents { section: self.section_number(), dtype, sources: self.source_of(weight).into() };
+                let contents = self.contents(dtype, self.source_of(weight));
                 let (address, is_held) = self.scratch.holding(slot, rows * columns * dtype.size(), contents);
                 let block = DeviceBlock::dense(address, [rows, columns], dtype);
                 if !is_held {
@@ -259,16 +248,16 @@ impl Device {
     /// Joins the biases of a group in the compute format, `[1, all o]` or a row per expert, zero for modules without one; `None` if no module has a
     /// bias.
     pub(crate) fn biases(&self, group: &Group<Cuda>, dtype: DType) -> Option<DeviceBlock> {
-        let with_bias = |module: &Module<Cuda>| Some((module.columns.clone(), self.bias_values(module.bias.as_ref()?)));
+        let with_bias =
+            |module: &Module<Cuda>| Some((module.columns.clone(), self.flat(module.bias.as_ref()?.value.clone())));
         let values: Vec<_> = group.modules.iter().filter_map(with_bias).collect();
         if values.is_empty() {
             return None;
         }
         let (width, count) = (group.out_features(), group.rows.as_ref().map_or(1, ExpertRows::experts));
-        let sources = values.iter().flat_map(|(_, values)| self.source(&values.tensor)).collect();
-        let contents = Contents { section: self.section_number(), dtype, sources };
-        let (address, is_held) =
-            self.scratch.holding(ScratchSlot::Bias { width }, count * width * dtype.size(), contents);
+        let sources: Vec<u64> = values.iter().flat_map(|(_, values)| self.source(&values.tensor)).collect();
+        let contents = self.contents(dtype, sources);
+        let (address, is_held) = self.scratch.holding(ScratchSlot::Bias(width), count * width * dtype.size(), contents);
         let whole = DeviceBlock::dense(address, [count, width], dtype);
         if !is_held {
             if values.len() < group.modules.len() {
@@ -289,17 +278,13 @@ impl Device {
         Some(whole)
     }
 
-    fn bias_values(&self, bias: &Bias<Cuda>) -> MatrixView {
-        self.flat(bias.value.clone())
-    }
-
     /// Returns a matrix itself, or a copy in another format.
     fn converted(&self, slot: ScratchSlot, values: Tensor<Cuda, 2>, dtype: DType) -> ReadyWeight {
         let values = self.flat(values);
         if values.dtype == dtype {
             return values.into();
         }
-        let contents = Contents { section: self.section_number(), dtype, sources: self.source(&values.tensor).into() };
+        let contents = self.contents(dtype, self.source(&values.tensor));
         let (address, is_held) = self.scratch.holding(slot, values.count() * dtype.size(), contents);
         let block = DeviceBlock::dense(address, [values.rows, values.width], dtype);
         if !is_held {

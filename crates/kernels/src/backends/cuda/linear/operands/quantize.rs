@@ -9,29 +9,18 @@ use crate::backends::cuda::engine::{
     BlockArguments, Cuda, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, int_tensor, tensor,
 };
 use crate::weights::reference::scales_by;
-use crate::{BlockScales, HostBuffer, QuantizedWeight, Scales, Weight};
+use crate::{BlockScales, HostBuffer, QuantizedWeight, Weight};
 
-/// The kernels that read weights of one kind.
-pub(super) struct WeightKernels {
-    /// Kernel of `write_out.cu`.
-    pub write_out: &'static str,
-    /// Kernel of `fp8.cu` that writes rows.
-    pub fp8_rows: &'static str,
-    /// Kernel of `fp8.cu` that writes columns.
-    pub fp8_columns: &'static str,
-}
-
-/// Returns the kernels for a weight's storage format.
-pub(super) fn kernels_of(weight: &Weight<Cuda>) -> WeightKernels {
-    let [write_out, fp8_rows, fp8_columns] = match weight {
+/// Returns the kernels that read a weight: that of `write_out.cu`, and those of `fp8.cu` for rows and for columns.
+pub(super) fn kernels_of(weight: &Weight<Cuda>) -> [&'static str; 3] {
+    match weight {
         Weight::Quantized(weight) => names_of(weight.format),
         Weight::Dense(values) => match values.dtype() {
             DType::BF16 => ["dense_write_out_bf16", "bf16_weight_rows", "bf16_weight_columns"],
             DType::F16 => ["dense_write_out_f16", "f16_weight_rows", "f16_weight_columns"],
             _ => ["dense_write_out_f32", "f32_weight_rows", "f32_weight_columns"],
         },
-    };
-    WeightKernels { write_out, fp8_rows, fp8_columns }
+    }
 }
 
 /// Returns the line of `QUANTIZED_FORMATS` in `weight_values.cu`.
@@ -46,7 +35,7 @@ fn names_of(format: QuantFormat) -> [&'static str; 3] {
 
 /// Describes a launch that does not depend on the format of activations.
 fn plain(name: &'static str, blocks: usize, bytes: usize) -> Launch {
-    Launch { source: Source::Quantize, dtype: DType::F32, name, shape: grid(blocks, 256), bytes }
+    Source::Quantize.launch(DType::F32, name, grid(blocks, 256), bytes)
 }
 
 /// Selects the kernel for values of this format, from those for bf16, f16 and f32.
@@ -59,7 +48,6 @@ fn of_source(values: &MatrixView, [bf16, f16, f32]: [&'static str; 3]) -> &'stat
 }
 
 impl Device {
-    /// Uploads codes and scales from the host, in the layout of [`Device::quantize`].
     pub(super) fn upload_codes(
         &self,
         codes: HostBuffer,
@@ -96,13 +84,13 @@ impl Device {
         let blocks = format.blocks(values.count(), shape[1]);
         let padded = blocks * format.block_size(shape[1]);
         let codes = self.empty([padded / format.packing().codes_per_byte()], DType::U8);
-        let block = match format {
+        let scales = match format {
             QuantFormat::Nf4 { double_quant } => self.nf4_codes(&values, &codes, blocks, double_quant),
             QuantFormat::Nvfp4 => self.nvfp4_codes(&values, &codes, blocks),
             QuantFormat::Mxfp4 => self.mxfp4_codes(&values, &codes, blocks),
             QuantFormat::Fp8 => self.fp8_codes(&values, &codes, shape),
         };
-        QuantizedWeight { format, codes: int_tensor(codes), scales: Scales { block }, table, shape }
+        QuantizedWeight { format, codes: int_tensor(codes), scales, table, shape }
     }
 
     fn nf4_codes(

@@ -30,7 +30,6 @@ pub(crate) struct Codes {
     pub scales: u64,
 }
 
-/// Layout of an operand's rows in codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowLayout {
     /// Leading columns for low-rank values.
@@ -43,7 +42,6 @@ pub(crate) struct RowLayout {
     pub experts: Option<RowsByExpert>,
 }
 
-/// Rows that are sorted by expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowsByExpert {
     /// Address of the first row of each expert.
@@ -129,7 +127,6 @@ impl RowScaling {
         }
     }
 
-    /// Returns whether row scales are powers of two.
     pub(super) fn has_powers_of_two(self) -> bool {
         matches!(self, Self::InGemm { powers_of_two: true } | Self::InBlocks)
     }

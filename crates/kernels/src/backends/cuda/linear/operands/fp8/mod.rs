@@ -18,8 +18,6 @@
 //! the matrix units, or of 32 without adapters and for the kernel of experts. Rows of activations and gradients are quantized by the operation that
 //! writes them (`rows.rs`). A stack has the codes, scales and balances of its experts one after the other, each written by one launch for all
 //! experts, and `moe/grouped.rs` multiplies them.
-//!
-//! Trade-off: weights that are not kept in codes are converted again in every pass.
 
 pub(crate) mod codes;
 pub(crate) mod rows;
@@ -31,8 +29,8 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cuda, DeviceBlock, Gemm, Launch, MatrixView, OfExperts, ScratchSlot, Source, arguments,
-    grid,
+    BlockArguments, Cuda, DeviceBlock, Gemm, Launch, MatrixView, OfExperts, ScratchSlot, Source, arguments, grid,
+    grid_of,
 };
 use crate::backends::cuda::linear::adapters::Adapters;
 use crate::backends::cuda::linear::modules::{ModulesArgument, PART_ALIGNMENT, Routed};
@@ -76,7 +74,6 @@ fn maxima_parts(count: usize) -> usize {
     if count == 1 { MAXIMA_PARTS } else { MAXIMA_PARTS_OF_EXPERT }
 }
 
-/// Returns the number of matrices of each weight of a group.
 fn matrices(group: &Group<Cuda>) -> usize {
     group.rows.as_ref().map_or(1, ExpertRows::experts)
 }
@@ -179,7 +176,6 @@ impl Device {
         })
     }
 
-    /// Returns the address of the row scales of a group's weight.
     fn fp8_row_scales(&self, group: &Routed<'_>, weights: Vec<u64>, dtype: DType) -> u64 {
         match self.known_row_scales(group, weights) {
             Some((address, true)) => address,
@@ -247,7 +243,7 @@ impl Device {
         [rows, stride]: [usize; 2],
         modules: &ModulesArgument,
     ) -> (Fp8Weight, Held) {
-        let contents = Contents { section: self.section_number(), dtype: DType::U8, sources: sources.all() };
+        let contents = self.contents(DType::U8, sources.all());
         let count = matrices(group);
         let adapter_bytes = modules.bytes(group.in_features()).next_multiple_of(PART_ALIGNMENT);
         let of_expert = [rows * stride, rows * 4, 16, maxima_parts(count) * 8, adapter_bytes, 0];
@@ -262,8 +258,8 @@ impl Device {
         let kept = group.route.is_quantized.then(|| self.kept.of(pass, key(), starts[5], contents.clone()));
         let (address, held) = kept.flatten().unwrap_or_else(|| {
             let slot = match pass {
-                Pass::Forward => ScratchSlot::Fp8Weights { rows: count * rows, columns: stride },
-                Pass::Backward => ScratchSlot::Fp8Transposed { rows: count * rows, columns: stride },
+                Pass::Forward => ScratchSlot::Fp8Weights([count * rows, stride]),
+                Pass::Backward => ScratchSlot::Fp8Transposed([count * rows, stride]),
             };
             let (address, is_held) = self.scratch.holding(slot, starts[5], contents);
             (address, Held { weight: is_held, adapter: is_held })
@@ -296,7 +292,7 @@ impl Device {
         };
         let shape = of_experts(grid(weight.parts(), 256), weight.count);
         let bytes = weight.count * modules.bytes(inputs);
-        let launch = Launch { source: Source::Fp8, dtype, name: "adapter_values", shape, bytes };
+        let launch = Source::Fp8.launch(dtype, "adapter_values", shape, bytes);
         // SAFETY: the modules name f32 pairs [rank, inputs] and [rows, rank] per expert that the caller holds; there is room for a pair of maxima
         // per block and for all values of A and of B, and a scale for each row that the modules name.
         unsafe { self.launch(launch, &arguments) };
@@ -328,7 +324,6 @@ impl Device {
         unsafe { self.launch(plain("columns_a", shape, weight.count * values), &arguments) };
     }
 
-    /// Converts one weight to codes, in its rows of the group's weight.
     fn weight_rows(&self, weight: &Weight<Cuda>, rows: &Range<usize>, to: &Fp8Weight, is_known: bool) {
         let [_, inputs] = weight.shape();
         let block = to.codes.block.rows(rows.start, rows.len()).columns(to.lead, inputs);
@@ -340,7 +335,8 @@ impl Device {
         let (arguments, _held, bytes) = self.stored(weight, arguments);
         let mut shape = grid(rows.len(), 256);
         shape.grid[2] = to.count as u32;
-        let launch = plain(kernels_of(weight).fp8_rows, shape, to.count * rows.len() * inputs + bytes);
+        let [_, fp8_rows, _] = kernels_of(weight);
+        let launch = plain(fp8_rows, shape, to.count * rows.len() * inputs + bytes);
         // SAFETY: `block` has these rows at its stride and a scale for each, of each expert; what is read is a weight of this shape.
         unsafe { self.launch(launch, &arguments) };
     }
@@ -354,12 +350,9 @@ impl Device {
             all_outputs: int(all_outputs), inputs: int(inputs), stride: long(block.stride),
         };
         let (arguments, _held, bytes) = self.stored(weight, arguments);
-        let tiles = LaunchShape {
-            grid: [inputs.div_ceil(128) as u32, outputs.div_ceil(128) as u32, to.count as u32],
-            block: [256, 1, 1],
-            shared_bytes: 0,
-        };
-        let launch = plain(kernels_of(weight).fp8_columns, tiles, to.count * outputs * inputs + bytes);
+        let tiles = grid_of([inputs.div_ceil(128), outputs.div_ceil(128), to.count], 256);
+        let [.., fp8_columns] = kernels_of(weight);
+        let launch = plain(fp8_columns, tiles, to.count * outputs * inputs + bytes);
         // SAFETY: `block` has a row for each input feature and a column for each output feature, which has a scale, of each expert.
         unsafe { self.launch(launch, &arguments) };
     }
@@ -381,5 +374,5 @@ fn of_experts(shape: LaunchShape, count: usize) -> LaunchShape {
 
 /// Describes a launch that does not depend on the format of activations.
 fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
-    Launch { source: Source::Fp8, dtype: DType::F32, name, shape, bytes }
+    Source::Fp8.launch(DType::F32, name, shape, bytes)
 }

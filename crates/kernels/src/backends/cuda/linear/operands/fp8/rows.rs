@@ -20,14 +20,12 @@ use super::codes::{Codes, PreparedRows, RowLayout, RowScaling};
 use crate::NormWeight;
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Gemm, GemmScales, Launch, MatrixView, ScratchSlot, Source, arguments, grid,
+    BlockArguments, Cuda, DeviceBlock, Gemm, GemmScales, MatrixView, ScratchSlot, Source, arguments, grid, grid_of,
     tensor, threads_for,
 };
 use crate::backends::cuda::linear::gated::gate_and_up;
 
-/// Values of a row in the registers of each thread.
 const KEPT_VALUES: usize = 32;
-/// Widest row that a norm keeps in registers.
 const WIDEST_NORM: usize = 8192;
 /// Widest row that a gated activation keeps in registers: 512 threads.
 const WIDEST_GATED: usize = 512 * KEPT_VALUES;
@@ -58,7 +56,6 @@ pub fn block_scales(scales_n: Tensor<Cuda, 1>, width: usize) -> Vec<u8> {
     bytemuck::cast_slice(&blocks.into_data().to_vec::<f32>().expect("it was made in f32")).to_vec()
 }
 
-/// Destination of codes, as a kernel reads it.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 struct RowsOfCodes {
@@ -101,13 +98,9 @@ impl Device {
         assert!(x.is_in_vectors() && x.width.is_multiple_of(16), "rows of {x:?}");
         let codes = self.room_for_codes(x, layout);
         let bytes = x.bytes() + x.count();
-        let launch = Launch {
-            source: Source::Fp8,
-            dtype: x.dtype,
-            name: layout.kernel(["quantize_rows", "quantize_expert_rows"]),
-            shape: one_row_each(x.rows, threads(x.width, 1024)),
-            bytes,
-        };
+        let shape = one_row_each(x.rows, threads(x.width, 1024));
+        let launch =
+            Source::Fp8.launch(x.dtype, layout.kernel(["quantize_rows", "quantize_expert_rows"]), shape, bytes);
         let arguments = arguments! {
             out: value(&self.argument(&layout, &codes)), x: rows(&x), x_stride: long(x.stride), width: int(x.width),
         };
@@ -133,7 +126,7 @@ impl Device {
         let ranks = low.map_or(0, |(low, _)| low.width);
         assert!(ranks <= layout.lead, "{ranks} low-rank values in {} columns", layout.lead);
         let (bytes, shape) = (rows * (columns + ranks * 2), grid((rows * columns).div_ceil(4096), 256));
-        let launch = Launch { source: Source::Fp8, dtype, name: "low_columns", shape, bytes };
+        let launch = Source::Fp8.launch(dtype, "low_columns", shape, bytes);
         let arguments = arguments! {
             out: value(&self.argument(&layout, codes)), low: address(low.map_or(0, |(low, _)| low.address)),
             low_stride: long(low.map_or(0, |(low, _)| low.stride)),
@@ -152,13 +145,8 @@ impl Device {
         }
         let y = self.empty_matrix(x.rows, x.width, x.dtype);
         let codes = self.room_for_codes(y.block(), layout);
-        let launch = Launch {
-            source: Source::NormFp8,
-            dtype: x.dtype,
-            name: "rms_norm_codes",
-            shape: one_row_each(x.rows, threads_for(x.width, 512)),
-            bytes: 2 * x.bytes() + x.count(),
-        };
+        let shape = one_row_each(x.rows, threads_for(x.width, 512));
+        let launch = Source::NormFp8.launch(x.dtype, "rms_norm_codes", shape, 2 * x.bytes() + x.count());
         let arguments = arguments! {
             out: value(&self.argument(&layout, &codes)), y: rows(&y), y_stride: long(y.stride), x: rows(x),
             w: rows(&weight), w_offset: float(norm.offset), d: int(x.width), eps: float(norm.epsilon),
@@ -182,13 +170,9 @@ impl Device {
         }
         let y = self.empty_matrix(gate.rows, gate.width, gate.dtype);
         let codes = self.room_for_codes(y.block(), layout);
-        let launch = Launch {
-            source: Source::GatedFp8(activation),
-            dtype: gate.dtype,
-            name: "gated_codes",
-            shape: one_row_each(gate.rows, threads(gate.width, 512)),
-            bytes: 3 * gate.bytes() + gate.count(),
-        };
+        let shape = one_row_each(gate.rows, threads(gate.width, 512));
+        let bytes = 3 * gate.bytes() + gate.count();
+        let launch = Source::GatedFp8(activation).launch(gate.dtype, "gated_codes", shape, bytes);
         let arguments = arguments! {
             out: value(&self.argument(&layout, &codes)), y: rows(&y), y_stride: long(y.stride),
         };
@@ -215,13 +199,10 @@ impl Device {
             return self.gated_backward_of(operands, activation, dy, recompute);
         }
         let codes = self.room_for_codes(operands.target.block(), layout);
-        let launch = Launch {
-            source: Source::GatedFp8(activation),
-            dtype: gate.dtype,
-            name: layout.kernel(["gated_backward_codes", "gated_backward_expert_codes"]),
-            shape: one_row_each(gate.rows, threads(gate.width, 512)),
-            bytes: (6 + usize::from(recompute)) * gate.bytes(),
-        };
+        let shape = one_row_each(gate.rows, threads(gate.width, 512));
+        let bytes = (6 + usize::from(recompute)) * gate.bytes();
+        let name = layout.kernel(["gated_backward_codes", "gated_backward_expert_codes"]);
+        let launch = Source::GatedFp8(activation).launch(gate.dtype, name, shape, bytes);
         let arguments = arguments! { out: value(&self.argument(&layout, &codes)) };
         let arguments = arguments! { operands.arguments(arguments, dy, recompute) => f: int(gate.width) };
         // SAFETY: as for `gated_backward`, and there is room for the codes of both gradients side by side.
@@ -272,13 +253,8 @@ impl Device {
         let arguments = arguments! {
             blocks: address(blocks), scales: address(scales), rows: int(rows), tiles: int(width.div_ceil(128)),
         };
-        let launch = Launch {
-            source: Source::Fp8,
-            dtype: DType::F32,
-            name: "block_scales",
-            shape: grid(bytes.div_ceil(16 * 256), 256),
-            bytes: bytes + rows * 4,
-        };
+        let shape = grid(bytes.div_ceil(16 * 256), 256);
+        let launch = Source::Fp8.launch(DType::F32, "block_scales", shape, bytes + rows * 4);
         // SAFETY: there is a scale for each row, and room for tiles of 128 rows by four blocks.
         unsafe { self.launch(launch, &arguments) };
         blocks
@@ -298,23 +274,17 @@ impl Device {
             c: address(gemm.c.map_or(0, |c| c.address)), bias: address(gemm.bias.unwrap_or(0)), n: long(d.rows),
             width: int(d.width),
         };
-        let launch = Launch {
-            source: Source::Fp8,
-            dtype: d.dtype,
-            name: "scale_products",
-            shape: grid(d.count().div_ceil(2048), 256),
-            bytes: 2 * d.bytes() + gemm.c.map_or(0, |c| c.bytes()),
-        };
+        let bytes = 2 * d.bytes() + gemm.c.map_or(0, |c| c.bytes());
+        let launch = Source::Fp8.launch(d.dtype, "scale_products", grid(d.count().div_ceil(2048), 256), bytes);
         // SAFETY: d and c are rows of this dtype at one stride; rows and columns have a scale each, and columns a bias where there is one.
         unsafe { self.launch(launch, &arguments) };
     }
 }
 
-/// Returns the number of threads that keep a row in registers.
 fn threads(width: usize, most: usize) -> u32 {
     width.div_ceil(KEPT_VALUES).next_multiple_of(32).clamp(64, most) as u32
 }
 
 fn one_row_each(rows: usize, threads: u32) -> LaunchShape {
-    LaunchShape { grid: [rows as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }
+    grid_of([rows, 1, 1], threads)
 }
