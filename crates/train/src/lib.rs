@@ -75,7 +75,10 @@ enum Command {
     /// Print the JSON schema of recipes.
     Schema,
     /// Print a script that makes a shell complete commands and options: load it in the shell's startup file.
-    Completions { shell: Shell },
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
     /// Write the manual pages, firebrick.1 and one for each command.
     #[command(hide = true)]
     Man {
