@@ -135,8 +135,8 @@ impl Device {
             let gradients = into_parts::<3, _>(d_outputs).map(|d_output| self.flat(d_output));
             let raw: Vec<_> = raw.into_iter().flatten().map(|raw| self.matrix(raw)).collect();
             let raw: Option<[MatrixView; 2]> = raw.try_into().ok();
-            let (joined, head_norms) = self.heads_backward(&gradients, &epilogue, raw.as_ref(), room);
-            (joined, None, head_norms.into())
+            let (joined, [d_q_norm, d_k_norm]) = self.heads_backward(&gradients, &epilogue, raw.as_ref(), room);
+            (joined, None, vec![d_q_norm, d_k_norm, None])
         } else if let Some(SavedOutputNorm { norm, raw }) = output_norm {
             let (dy, raw) = (self.matrix(into_single(d_outputs)), self.flat(raw));
             let d_raw = self.empty_with_room([raw.rows, raw.width], room, raw.dtype);

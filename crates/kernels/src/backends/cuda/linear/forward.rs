@@ -269,7 +269,8 @@ impl Device {
         let parts = self.heads_forward(joined, &group.parts, &epilogue);
         let raw = owner.map(|joined| self.split(&joined, &group.parts[..2]));
         let copies = copies.filter(|_| is_saved).map(|copies| copies.map(|copy| tensor(copy.tensor)).into());
-        let raw: Vec<_> = raw.or(copies).into_iter().flatten().map(Some).collect();
+        let mut raw: Vec<_> = raw.or(copies).into_iter().flatten().map(Some).collect();
+        raw.resize(group.parts.len(), None);
         let heads = Some(SavedHeads { epilogue, raw });
         Projected { parts, heads, output_norm: None, kept }
     }
