@@ -94,12 +94,9 @@ pub(super) fn backward<B: LinearOps>(
         return (dy.to_vec(), vec![None; dy.len()]);
     }
     let product = Product::new(group, Side::Output, vec![adapters_ni.clone()], low_rank_nr.cloned());
-    let of_module = |((module, dy_no), unscaled_no): ((&Module<B>, &Tensor<B, 2>), _)| {
-        let magnitude = module.adapter.as_ref().and_then(|pair| pair.magnitude.as_ref());
-        match magnitude {
-            None => (dy_no.clone(), None),
-            Some(magnitude) => (magnitude.scaled(dy_no.clone()), Some(magnitude.gradient(dy_no.clone(), unscaled_no))),
-        }
+    let of_module = |((module, dy_no), unscaled_no): ((&Module<B>, &Tensor<B, 2>), _)| match module.magnitude() {
+        None => (dy_no.clone(), None),
+        Some(magnitude) => (magnitude.scaled(dy_no.clone()), Some(magnitude.gradient(dy_no.clone(), unscaled_no))),
     };
     group.modules.iter().zip(dy).zip(B::product(product)).map(of_module).unzip()
 }

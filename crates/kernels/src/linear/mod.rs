@@ -62,7 +62,7 @@ pub enum GemmFormat {
 impl<B: Backend> Group<B> {
     /// Returns whether a module has magnitudes (DoRA).
     pub fn has_magnitudes(&self) -> bool {
-        self.modules.iter().any(|module| module.adapter.as_ref().is_some_and(|pair| pair.magnitude.is_some()))
+        self.modules.iter().any(|module| module.magnitude().is_some())
     }
 
     /// Returns the total width of the outputs.
@@ -93,6 +93,13 @@ pub struct Module<B: Backend> {
     pub bias: Option<Bias<B>>,
     /// The LoRA pair, whose gradients are always computed.
     pub adapter: Option<Adapter<B>>,
+}
+
+impl<B: Backend> Module<B> {
+    /// Returns the magnitudes of its outputs, if its adapter has any (DoRA).
+    pub fn magnitude(&self) -> Option<&Magnitude<B>> {
+        self.adapter.as_ref()?.magnitude.as_ref()
+    }
 }
 
 /// Treatment of a weight's gradient in the backward.

@@ -115,25 +115,35 @@ pub fn parameter_gradients<B: LinearOps>(operands: GradientOperands<B>, group: G
     let [u_nr, t_nr] = [operands.low_rank, operands.d_low_rank].map(|low_rank| of_modules(low_rank, &group));
     let gradients = operands.dy.into_iter().zip(operands.dz);
     let low_rank = u_nr.into_iter().zip(t_nr).map(|(u_nr, t_nr)| u_nr.zip(t_nr));
-    let of_module = |((module, (dy_no, dz_no)), low_rank): ((Module<B>, _), Option<_>)| {
-        let (dy_no, dz_no): (Tensor<B, 2>, Tensor<B, 2>) = (dy_no, dz_no);
-        let trained_bias = module.bias.filter(|bias| bias.trains);
-        let bias = trained_bias.map(|_| to_f32(dy_no.clone()).sum_dim(0).squeeze_dim(0));
-        let has_magnitude = module.adapter.as_ref().is_some_and(|pair| pair.magnitude.is_some());
-        assert!(!has_magnitude || !module.weight_gradient.is_needed(), "a weight under magnitudes is frozen");
-        let of_weight = || to_f32(dy_no.transpose().matmul(operands.x.clone()));
-        let weight = match module.weight_gradient {
-            WeightGradient::Frozen => None,
-            WeightGradient::New => Some(of_weight()),
-            WeightGradient::AddTo(sum) => Some(sum.add(of_weight())),
-        };
-        let adapter = low_rank.zip(module.adapter).map(|((u_nr, t_nr), pair): ((Tensor<B, 2>, Tensor<B, 2>), _)| {
-            let da_ri = to_f32(t_nr.transpose().matmul(operands.adapters_x.clone()));
-            (da_ri, to_f32(dz_no.transpose().matmul(u_nr)).mul_scalar(pair.scale))
-        });
-        ModuleGradients { weight, bias, adapter, magnitude: None }
+    let inputs = [operands.x, operands.adapters_x];
+    let modules = group.modules.into_iter().zip(gradients).zip(low_rank);
+    modules
+        .map(|((module, (dy_no, dz_no)), low_rank)| gradients_of(module, &inputs, [dy_no, dz_no], low_rank))
+        .collect()
+}
+
+/// Computes the gradients of one module; `low_rank`: `u` and `t`.
+fn gradients_of<B: LinearOps>(
+    module: Module<B>,
+    [x_ni, adapters_ni]: &[Tensor<B, 2>; 2],
+    [dy_no, dz_no]: [Tensor<B, 2>; 2],
+    low_rank: Option<(Tensor<B, 2>, Tensor<B, 2>)>,
+) -> ModuleGradients<B> {
+    let is_frozen = !module.weight_gradient.is_needed();
+    assert!(module.magnitude().is_none() || is_frozen, "a weight under magnitudes is frozen");
+    let trained_bias = module.bias.filter(|bias| bias.trains);
+    let bias = trained_bias.map(|_| to_f32(dy_no.clone()).sum_dim(0).squeeze_dim(0));
+    let of_weight = || to_f32(dy_no.transpose().matmul(x_ni.clone()));
+    let weight = match module.weight_gradient {
+        WeightGradient::Frozen => None,
+        WeightGradient::New => Some(of_weight()),
+        WeightGradient::AddTo(sum) => Some(sum.add(of_weight())),
     };
-    group.modules.into_iter().zip(gradients).zip(low_rank).map(of_module).collect()
+    let adapter = low_rank.zip(module.adapter).map(|((u_nr, t_nr), pair)| {
+        let da_ri = to_f32(t_nr.transpose().matmul(adapters_ni.clone()));
+        (da_ri, to_f32(dz_no.transpose().matmul(u_nr)).mul_scalar(pair.scale))
+    });
+    ModuleGradients { weight, bias, adapter, magnitude: None }
 }
 
 /// Computes the output of one module, `[n, o]`.

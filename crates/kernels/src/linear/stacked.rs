@@ -150,13 +150,13 @@ struct Absent<B: Backend> {
 impl<B: LinearOps> Absent<B> {
     fn of(module: Module<B>) -> Self {
         Self {
+            magnitude: module.magnitude().map(|magnitude| magnitude.value.dims()[0]),
             weight: match module.weight_gradient {
                 WeightGradient::Frozen => None,
                 WeightGradient::New => Some(Err(module.weight.shape())),
                 WeightGradient::AddTo(sum) => Some(Ok(sum)),
             },
             bias: module.bias.filter(|bias| bias.trains).map(|bias| bias.value.dims()[0]),
-            magnitude: module.adapter.as_ref().and_then(|pair| Some(pair.magnitude.as_ref()?.value.dims()[0])),
             adapter: module.adapter.map(|adapter| [adapter.a.dims(), adapter.b.dims()]),
         }
     }

@@ -68,7 +68,7 @@ fn shape(group: &Group<Cuda>) -> GroupShape {
         },
         trains: module.weight_gradient.is_needed(),
         rank: rank(module),
-        has_magnitudes: module.adapter.as_ref().is_some_and(|adapter| adapter.magnitude.is_some()),
+        has_magnitudes: module.magnitude().is_some(),
     };
     GroupShape {
         in_features: group.in_features(),

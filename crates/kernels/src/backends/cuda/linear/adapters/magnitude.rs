@@ -21,10 +21,6 @@ const BLOCK_COLUMNS: usize = 256;
 /// Minimum number of rows that one of its blocks sums.
 const BLOCK_ROWS: usize = 64;
 
-fn magnitude_of(module: &Module<Cuda>) -> Option<&Magnitude<Cuda>> {
-    module.adapter.as_ref()?.magnitude.as_ref()
-}
-
 /// Returns the group for its GEMMs: without magnitudes, biases and dropout, and optionally without adapters.
 fn bare(group: &Group<Cuda>, with_adapters: bool) -> Group<Cuda> {
     let adapter = |adapter: Adapter<Cuda>| Adapter { magnitude: None, ..adapter };
@@ -67,7 +63,7 @@ impl Device {
             let part = |whole: DeviceBlock| whole.column_range(&module.columns);
             self.scale_columns(
                 part(unscaled.block()),
-                magnitude_of(module),
+                module.magnitude(),
                 biases.filter(|_| module.bias.is_some()).map(part),
                 plus.map(part),
                 part(out),
@@ -135,7 +131,7 @@ impl Device {
         let scaled = self.empty_with_room([dy.rows, dy.width], group.route.room(), dy.dtype);
         let of_module = |module: &Module<Cuda>| {
             let part = |whole: DeviceBlock| whole.column_range(&module.columns);
-            match magnitude_of(module) {
+            match module.magnitude() {
                 Some(magnitude) => {
                     Some(self.scale_columns_backward(part(dy), part(unscaled), magnitude, part(scaled.block())))
                 }
