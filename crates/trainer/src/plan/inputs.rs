@@ -98,7 +98,7 @@ pub struct PlanRequest {
     /// Processes of the run that share this machine; 0 counts as one.
     pub local_ranks: usize,
     /// What the plan of the run that is continued decided; kept where the recipe leaves it open.
-    pub decided: Option<DecidedMix>,
+    pub decided: Option<DecidedMemory>,
 }
 
 impl PlanRequest {
@@ -120,7 +120,7 @@ impl PlanRequest {
 
 /// What a run saves, copies and keeps converted, as its plan decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DecidedMix {
+pub struct DecidedMemory {
     /// What the backward of a layer recomputes.
     pub recompute: Recompute,
     /// Whether what layers save waits in host memory.

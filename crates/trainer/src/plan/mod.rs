@@ -58,7 +58,7 @@ pub use backend::{choose_backend, command_format, compiled_names, compute_format
 pub use divided::weight_owners;
 pub use fit::SmallerRun;
 pub use forecast::Forecast;
-pub use inputs::{DataShape, DecidedMix, PlanInputs, PlanRequest};
+pub use inputs::{DataShape, DecidedMemory, PlanInputs, PlanRequest};
 pub use workers::tokenizing;
 
 impl<T: PartialEq> Chosen<T> {
@@ -322,9 +322,9 @@ impl Plan {
     }
 
     /// Returns what a run that goes on with this one keeps where its recipe leaves it open.
-    pub fn decided(&self) -> DecidedMix {
+    pub fn decided(&self) -> DecidedMemory {
         let kept_weights_bytes = self.kept_weights_bytes.as_ref().map(|kept| kept.value);
-        DecidedMix {
+        DecidedMemory {
             recompute: self.recompute.value,
             offload: self.offload.value,
             kept_weights_bytes,

@@ -37,7 +37,7 @@ impl<'a> Wish<'a> {
         let (train, decided) = (&recipe.train, request.decided);
         let divides = |rows: &usize| train.rows_per_step.is_some_and(|all| all.is_multiple_of(rows * world_size));
         let rows = decided.and_then(|decided| decided.micro_batch_size).filter(divides);
-        let mix = decided.filter(|_| recipe.recompute().is_none());
+        let memory = decided.filter(|_| recipe.recompute().is_none());
         let kept = train.kept_weights_gib.given().map(bytes);
         Ok(Self {
             recipe,
@@ -45,9 +45,11 @@ impl<'a> Wish<'a> {
             data,
             world_size,
             lora: recipe.adapter_of(model)?,
-            recompute: recipe.recompute().or(mix.map(|mix| mix.recompute)).into(),
-            offload: train.offload.or(mix.filter(|mix| mix.recompute.may_offload()).map(|mix| mix.offload)),
-            kept_weights_bytes: kept.or(mix.and_then(|mix| mix.kept_weights_bytes)).into(),
+            recompute: recipe.recompute().or(memory.map(|memory| memory.recompute)).into(),
+            offload: train
+                .offload
+                .or(memory.filter(|memory| memory.recompute.may_offload()).map(|memory| memory.offload)),
+            kept_weights_bytes: kept.or(memory.and_then(|memory| memory.kept_weights_bytes)).into(),
             micro_batch_size: train.micro_batch_size.given().or(rows).into(),
         })
     }
@@ -78,11 +80,11 @@ impl RunConfig {
 mod tests {
     use super::*;
     use crate::plan::fixtures::Example;
-    use crate::plan::{DecidedMix, PlanRequest};
+    use crate::plan::{DecidedMemory, PlanRequest};
 
     #[test]
     fn a_resumed_run_keeps_what_was_decided_where_its_recipe_says_nothing() {
-        let decided = DecidedMix {
+        let decided = DecidedMemory {
             recompute: Recompute::Projections,
             offload: true,
             kept_weights_bytes: Some((5 << 30) + 1),

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::RunConfig;
 use crate::error::RunError;
 use crate::metrics::Evaluation;
-use crate::plan::DecidedMix;
+use crate::plan::DecidedMemory;
 use crate::state::best::Best;
 use crate::state::checkpoint_folder::{CheckpointWriter, Keep, make_room};
 use crate::state::identity::{RunIdentity, RunSettings};
@@ -80,7 +80,7 @@ pub struct RunState {
     pub reference: Option<ReferenceIdentity>,
     /// What the plan decided about memory, which a continued run keeps where its recipe leaves it open. Checkpoints of earlier versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decided: Option<DecidedMix>,
+    pub decided: Option<DecidedMemory>,
     /// Unpacked rows of similar length that are shown in succession, which a continued run keeps. Checkpoints of earlier versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length_group: Option<usize>,

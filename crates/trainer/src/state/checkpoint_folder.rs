@@ -179,7 +179,7 @@ fn set_aside(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     })
 }
 
-/// Returns the paths in a folder for which `step_of` finds a step in what follows the prefix, in the order of their steps.
+/// Lists the checkpoints in a folder by ascending step; `step_of` reads the step from what follows the prefix of a name.
 fn by_step(folder: &Path, step_of: impl Fn(&str) -> Option<u64>) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     let step = |path: &Path| step_of(path.file_name()?.to_str()?.strip_prefix(PREFIX)?);
     let mut found: Vec<(u64, PathBuf)> =
