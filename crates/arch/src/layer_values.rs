@@ -86,6 +86,9 @@ mod tests {
         plain.attentions_mut().for_each(|attention| attention.qk_norm = QkNorm::None);
         let both = [qwen3_8b(), plain].map(|model| saved(&model, Recompute::Selective));
         assert_eq!(both[0] - both[1], 2 * (4096 + 1024));
+        let mut of_values = llama_3_1_8b();
+        of_values.attentions_mut().for_each(|attention| attention.value_norm = true);
+        assert_eq!(saved(&of_values, Recompute::Selective) - selective, 2 * 1024);
         let everything = saved(&llama_3_1_8b(), Recompute::None);
         let outputs = 2 * 2 * 4096;
         // Without input norms there are no normalized inputs to save.

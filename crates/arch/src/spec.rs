@@ -10,6 +10,7 @@ use crate::mixer::{AttentionSpec, Mixer};
 use crate::modules::OutputOrder;
 use crate::rope::Rope;
 use crate::router::{RouterSpec, SharedExpertSpec};
+use crate::tensor_spec::{Role, TensorSpec};
 use crate::text_names::{is_expert, layer_of};
 
 /// A decoder: embedding, layers, final norm, head.
@@ -25,7 +26,7 @@ pub struct ModelSpec {
     pub ropes: Vec<Rope>,
     /// Added to the mean square inside every RMSNorm.
     pub rms_norm_eps: f64,
-    /// Added to the weight of every RMSNorm before it multiplies: 1 where a checkpoint stores `weight - 1` (Gemma), else 0.
+    /// Added to the weights of the RMSNorms before they multiply ([`Self::norm_offset_of`]): 1 where a checkpoint stores `weight - 1` (Gemma), else 0.
     pub norm_offset: f64,
     /// Factor of the embedding's rows; `None`: 1.
     pub embedding_scale: Option<f64>,
@@ -307,6 +308,11 @@ impl ModelSpec {
     /// Iterates over them to change them.
     pub fn attentions_mut(&mut self) -> impl Iterator<Item = &mut AttentionSpec> {
         self.layers.iter_mut().filter_map(|layer| layer.mixer.attention_mut())
+    }
+
+    /// Returns what is added to the values of a tensor before they multiply.
+    pub fn norm_offset_of(&self, tensor: &TensorSpec) -> f64 {
+        if tensor.role == Role::Norm { self.norm_offset } else { 0.0 }
     }
 
     /// Returns whether the tensor of this name is a weight of experts that the checkpoint stores in MXFP4: as long as it is frozen it stays so.

@@ -48,6 +48,7 @@ fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
         head_dim: 16,
         rope: Some(0),
         qk_norm: QkNorm::None,
+        value_norm: false,
         fused_qkv: false,
         qkv_bias: false,
         output_bias: false,

@@ -45,6 +45,7 @@ mod tests {
             head_dim: 2,
             rope: Some(0),
             qk_norm: QkNorm::None,
+            value_norm: false,
             fused_qkv: false,
             qkv_bias: false,
             output_bias: false,

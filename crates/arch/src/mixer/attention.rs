@@ -22,6 +22,8 @@ pub struct AttentionSpec {
     pub rope: Option<usize>,
     /// Whether queries and keys are normalized before the rotation, and over what.
     pub qk_norm: QkNorm,
+    /// Whether each head's values are divided by their root mean square: an RMSNorm without a weight (Gemma 4).
+    pub value_norm: bool,
     /// Whether a checkpoint stores the query, key and value projections as one module, `qkv_proj` (Phi-3). LoRA then has one pair for it.
     pub fused_qkv: bool,
     /// Whether the query, key and value projections have a bias.
@@ -86,6 +88,7 @@ impl AttentionSpec {
             head_dim,
             rope: Some(0),
             qk_norm: QkNorm::None,
+            value_norm: false,
             fused_qkv: false,
             qkv_bias: false,
             output_bias: false,
@@ -150,11 +153,12 @@ impl MixerSizes for AttentionSpec {
         let key_value = if is_published { Value::part(kv).published() } else { Value::part(kv) };
         let keys_and_values = if self.reads_another() { 0 } else { 2 };
         // Heads are normalized where they are, in one buffer.
-        let before_norm = match self.qk_norm {
+        let mut before_norm = match self.qk_norm {
             QkNorm::None => vec![],
             QkNorm::PerHead => vec![query + kv],
             QkNorm::WholeProjection => vec![query, kv],
         };
+        before_norm.extend((self.value_norm && !self.reads_another()).then_some(kv));
         let mut values = vec![Value::part(query), Value::mixed(query), Value::statistics(self.heads)];
         values.extend(vec![key_value; keys_and_values]);
         values.extend(before_norm.into_iter().map(Value::part_before_norm));

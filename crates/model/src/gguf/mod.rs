@@ -16,7 +16,7 @@ mod tokenizer;
 
 use std::path::Path;
 
-use firebrick_arch::{ModelSpec, Role, TensorSpec};
+use firebrick_arch::{ModelSpec, TensorSpec};
 use firebrick_precision::QuantFormat;
 
 use self::architecture::{Architecture, first_attention};
@@ -136,8 +136,9 @@ impl Source<'_> {
     /// Reads the values of a tensor as llama.cpp has them.
     fn values(&self, part: &TensorSpec) -> Result<Vec<f32>, ModelError> {
         let mut values = self.weights.read_f32(&part.name, &part.shape)?;
-        if part.role == Role::Norm {
-            values.iter_mut().for_each(|value| *value += self.spec.norm_offset as f32);
+        let offset = self.spec.norm_offset_of(part) as f32;
+        if offset != 0.0 {
+            values.iter_mut().for_each(|value| *value += offset);
         }
         if self.architecture.reorders(&part.name) {
             let columns = part.shape.get(1).copied().unwrap_or(1);

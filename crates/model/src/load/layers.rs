@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use burn_tensor::Tensor;
 use firebrick_arch::{
     Activation, EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups,
     MlpSpec, ModelSpec, ModuleSpec, PieceSpec, Role, RouterSpec, SharedGroups, TensorSpec, layer_norm_name,
     router_correction,
 };
-use firebrick_kernels::{GemmFormat, Kernels, Parameter};
+use firebrick_kernels::{GemmFormat, Kernels, NormWeight, Parameter};
 
 use super::Builder;
 use super::on_device::BaseSpec;
@@ -172,8 +173,14 @@ impl<B: Kernels> Builder<'_, '_, B> {
 
     pub(crate) fn norm_of(&mut self, tensor: &TensorSpec) -> Result<Norm<B>, ModelError> {
         let weight = self.vector(tensor)?;
-        let ModelSpec { rms_norm_eps, norm_offset, .. } = self.config.spec;
-        Ok(Norm { weight, trains: self.formats().trains(&tensor.name), offset: norm_offset, epsilon: rms_norm_eps })
+        let (spec, trains) = (&self.config.spec, self.formats().trains(&tensor.name));
+        Ok(Norm { weight, trains, offset: spec.norm_offset_of(tensor), epsilon: spec.rms_norm_eps })
+    }
+
+    /// Builds a norm that no checkpoint has a weight of.
+    pub(crate) fn norm_without_weight(&self, size: usize) -> NormWeight<B> {
+        let (weight, epsilon) = (Tensor::ones([size], self.device), self.config.spec.rms_norm_eps);
+        NormWeight { weight, offset: 0.0, epsilon, trains: false }
     }
 
     fn bias(&mut self, module: &ModuleSpec) -> Result<ModuleBias<B>, ModelError> {

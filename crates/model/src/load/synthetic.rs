@@ -33,11 +33,11 @@ impl<B: Kernels> Decoder<B> {
         device: &B::Device,
     ) -> Result<Self, ModelError> {
         let (deviation, seed) = (config.spec.initializer_range as f32, options.seed);
-        let norm = 1.0 - config.spec.norm_offset as f32;
+        let spec = config.spec.clone();
         let mut read = |tensor: &TensorSpec| {
             let elements = tensor.elements();
             let values = match tensor.role {
-                Role::Norm => vec![norm; elements],
+                Role::Norm => vec![1.0 - spec.norm_offset_of(tensor) as f32; elements],
                 Role::Bias | Role::RouterCorrection => vec![0.0; elements],
                 _ => normal(elements, deviation, &mut stream(seed, &tensor.name)),
             };
@@ -58,17 +58,21 @@ impl<B: Kernels> Decoder<B> {
         division: Option<Division>,
         device: &B::Device,
     ) -> Result<Self, ModelError> {
-        let norm = 1.0 - config.spec.norm_offset as f32;
+        let spec = config.spec.clone();
         let bytes = |tile: Vec<f32>| -> Vec<u8> {
             tile.into_iter().flat_map(|value| bf16::from_f32(value).to_ne_bytes()).collect()
         };
         let deviation = config.spec.initializer_range as f32;
         let random = bytes(normal(TILE, deviation, &mut stream(options.seed, "tile")));
-        let [norms, zeros] = [norm, 0.0].map(|value| bytes(vec![value; TILE]));
+        let zeros = bytes(vec![0.0; TILE]);
         let (elsewhere, stacks) = (division.clone(), stacks_of_pieces(&config));
         let mut read = |tensor: &TensorSpec| {
+            let norms;
             let tile = match tensor.role {
-                Role::Norm => &norms,
+                Role::Norm => {
+                    norms = bytes(vec![1.0 - spec.norm_offset_of(tensor) as f32; tensor.elements()]);
+                    &norms
+                }
                 Role::Bias | Role::RouterCorrection => &zeros,
                 _ => &random,
             };

@@ -4,7 +4,8 @@ use burn_tensor::Tensor;
 use firebrick_arch::{AttentionSpec, KeysAndValues};
 use firebrick_kernels::linear::{into_parts, into_single};
 use firebrick_kernels::{
-    AttentionOutput, Documents, Epilogue, GradientSink, HeadsEpilogue, Kernels, Parameter, Qkv, RotaryTables, Sinks,
+    AttentionOutput, Documents, Epilogue, GradientSink, HeadsEpilogue, Kernels, NormWeight, Parameter, Qkv,
+    RotaryTables, Sinks,
 };
 
 use super::{Attend, Cache, Mixed, Published};
@@ -17,6 +18,8 @@ pub struct Attention<B: Kernels> {
     pub spec: AttentionSpec,
     /// Norms of queries and keys.
     pub qk_norm: Option<[Norm<B>; 2]>,
+    /// Norm of values, which has no weight.
+    pub value_norm: Option<NormWeight<B>>,
     /// Sinks of the softmax.
     pub sinks: Option<AttentionSinks<B>>,
 }
@@ -36,6 +39,7 @@ impl<B: Kernels> Attention<B> {
         let norms = self.qk_norm.as_ref().map(|norms| norms.each_ref().map(Norm::operand));
         let rotary = self.spec.rope.map(|index| rotary[index].clone());
         let mut heads = HeadsEpilogue::of_qkv(self.spec.head_dim, norms, rotary);
+        heads.parts[2].norm = self.value_norm.clone();
         if self.spec.reads_another() {
             heads.parts.truncate(1);
         }

@@ -26,7 +26,8 @@ impl<B: Kernels> Builder<'_, '_, B> {
             _ => Some([self.norm_of(&next())?, self.norm_of(&next())?]),
         };
         let sinks = if spec.sinks { Some(self.sinks(&next())?) } else { None };
-        Ok(MixerKind::Attention(Box::new(Attention { spec: spec.clone(), qk_norm, sinks })))
+        let value_norm = spec.value_norm.then(|| self.norm_without_weight(spec.head_dim));
+        Ok(MixerKind::Attention(Box::new(Attention { spec: spec.clone(), qk_norm, value_norm, sinks })))
     }
 
     fn sinks(&mut self, tensor: &TensorSpec) -> Result<AttentionSinks<B>, ModelError> {

@@ -29,12 +29,16 @@ fn model_of(config: ModelConfig, lora: Option<LoraConfig>) -> Decoder<Flex> {
 
 const FLOAT: firebrick_precision::Format = firebrick_precision::Format::Float(firebrick_precision::FloatType::F32);
 
-/// Describes two layers of attention, the second of which reads the keys and values of the first.
+/// Describes two layers of attention, the second of which reads the keys and values of the first; values are normalized.
 fn sharing() -> ModelConfig {
     let mut config = tiny(&[]).unwrap();
     config.spec.initializer_range = 0.3;
     let sharing = [KeysAndValues::Published(0), KeysAndValues::OfLayer(0)];
-    config.spec.attentions_mut().zip(sharing).for_each(|(attention, from)| attention.keys_and_values = from);
+    config
+        .spec
+        .attentions_mut()
+        .zip(sharing)
+        .for_each(|(attention, from)| (attention.keys_and_values, attention.value_norm) = (from, true));
     config
 }
 
