@@ -6,6 +6,7 @@
 
 use crate::mixer::MixerGroups;
 use crate::modules::{GroupKind, GroupSpec, ModuleSpec, OutputOrder, PieceSpec, group};
+use crate::naming::LayerPath;
 use crate::router::SharedExpertSpec;
 use crate::spec::{ExpertNames, MlpSpec, ModelSpec};
 
@@ -78,7 +79,7 @@ fn stacked(
 }
 
 /// Builds the groups of a shared expert.
-fn shared_groups(layer: usize, hidden: usize, shared: SharedExpertSpec, names: ExpertNames) -> SharedGroups {
+fn shared_groups(at: LayerPath, hidden: usize, shared: SharedExpertSpec, names: ExpertNames) -> SharedGroups {
     let (path, width) = (format!("{}.{}", names.block(), names.shared()), shared.intermediate_size);
     let [gate, up, down] = names.projections().map(|name| format!("{path}.{name}"));
     let gate_up = [(gate.as_str(), width), (up.as_str(), width)];
@@ -86,10 +87,10 @@ fn shared_groups(layer: usize, hidden: usize, shared: SharedExpertSpec, names: E
     let gated = shared.gated.then_some([(output_gate.as_str(), 1)]);
     SharedGroups {
         mlp: [
-            group(layer, GroupKind::SharedGateUp, hidden, &gate_up, None, false),
-            group(layer, GroupKind::SharedDown, width, &[(&down, hidden)], None, false),
+            group(at, GroupKind::SharedGateUp, hidden, &gate_up, None, false),
+            group(at, GroupKind::SharedDown, width, &[(&down, hidden)], None, false),
         ],
-        gate: gated.map(|gate| group(layer, GroupKind::SharedGate, hidden, &gate, None, false)),
+        gate: gated.map(|gate| group(at, GroupKind::SharedGate, hidden, &gate, None, false)),
     }
 }
 
@@ -107,18 +108,20 @@ impl ModelSpec {
 
     /// Returns the groups of layer `layer` by purpose.
     pub fn layer_groups(&self, layer: usize) -> LayerGroups {
-        LayerGroups { mixer: self.layers[layer].mixer.groups(layer, self.hidden_size), mlp: self.mlp_groups(layer) }
+        let at = self.path(layer);
+        let mixer = self.layers[layer].mixer.groups(at, self.hidden_size);
+        LayerGroups { mixer, mlp: self.mlp_groups(at) }
     }
 
-    fn mlp_groups(&self, layer: usize) -> MlpGroups {
+    fn mlp_groups(&self, at: LayerPath) -> MlpGroups {
         let hidden = self.hidden_size;
-        match self.layers[layer].mlp {
+        match self.layers[at.layer].mlp {
             MlpSpec::Gated { intermediate_size, fused, bias, .. } => {
                 let gate_up = [("mlp.gate_proj", intermediate_size), ("mlp.up_proj", intermediate_size)];
                 let fused = fused.then_some("mlp.gate_up_proj");
                 MlpGroups::Gated(Box::new([
-                    group(layer, GroupKind::GateUp, hidden, &gate_up, fused, bias),
-                    group(layer, GroupKind::Down, intermediate_size, &[("mlp.down_proj", hidden)], None, bias),
+                    group(at, GroupKind::GateUp, hidden, &gate_up, fused, bias),
+                    group(at, GroupKind::Down, intermediate_size, &[("mlp.down_proj", hidden)], None, bias),
                 ]))
             }
             MlpSpec::Experts { count, top_k, intermediate_size, router, shared, names, fused, bias, .. } => {
@@ -134,18 +137,17 @@ impl ModelSpec {
                 let [fused_path, fused_down] = ["gate_up_proj", "down_proj"].map(path);
                 let down_path = if fused { fused_down } else { path(down) };
                 let fused = fused.then_some(fused_path.as_str());
-                let gate_up = group(layer, GroupKind::ExpertGateUp, hidden, &gate_up, fused, bias);
+                let gate_up = group(at, GroupKind::ExpertGateUp, hidden, &gate_up, fused, bias);
                 let of_down = [(down_path.as_str(), hidden)];
-                let of_down = group(layer, GroupKind::ExpertDown, intermediate_size, &of_down, None, bias);
-                let (path, experts) =
-                    (format!("{block}.{}", names.router()), format!("model.layers.{layer}.{block}.experts"));
+                let of_down = group(at, GroupKind::ExpertDown, intermediate_size, &of_down, None, bias);
+                let (path, experts) = (format!("{block}.{}", names.router()), at.name(&format!("{block}.experts")));
                 MlpGroups::Experts {
-                    router: Box::new(group(layer, GroupKind::Router, hidden, &[(&path, count)], None, router.bias)),
+                    router: Box::new(group(at, GroupKind::Router, hidden, &[(&path, count)], None, router.bias)),
                     experts: Box::new([
                         stacked(gate_up, [count, top_k], &experts, &[gate, up], gate_up_order),
                         stacked(of_down, [count, top_k], &experts, &[down], down_order),
                     ]),
-                    shared: shared.map(|shared| Box::new(shared_groups(layer, hidden, shared, names))),
+                    shared: shared.map(|shared| Box::new(shared_groups(at, hidden, shared, names))),
                 }
             }
         }

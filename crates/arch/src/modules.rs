@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use crate::naming::LayerPath;
+
 /// The purpose of a group in its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum GroupKind {
@@ -176,9 +178,9 @@ impl GroupSpec {
     }
 }
 
-/// Builds a group of layer `layer` from modules by name and width, side by side; one module with the name `fused` if that is given.
+/// Builds a group of a layer from modules by name and width, side by side; one module with the name `fused` if that is given.
 pub(crate) fn group(
-    layer: usize,
+    at: LayerPath,
     kind: GroupKind,
     in_features: usize,
     modules: &[(&str, usize)],
@@ -194,7 +196,7 @@ pub(crate) fn group(
         .map(|(name, width)| {
             let start = end;
             end += width;
-            let path = format!("model.layers.{layer}.{name}");
+            let path = at.name(name);
             let pieces = vec![PieceSpec { path: path.clone(), rows: *width }];
             ModuleSpec { path, columns: start..end, bias, pieces, parameter: None }
         })

@@ -3,6 +3,7 @@
 //! Trade-off: constants instead of files, so only values that decide arithmetic and memory are here; a run reads the model's config.json.
 
 use crate::mixer::{AttentionSpec, Mixer, QkNorm};
+use crate::naming::Naming;
 use crate::rope::{Rope, RopeScaling};
 use crate::spec::{Activation, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
@@ -50,6 +51,7 @@ fn spec(sizes: [usize; 5], tie_word_embeddings: bool, rope: Rope, rms_norm_eps: 
         ropes: vec![rope],
         rms_norm_eps,
         norm_offset: 0.0,
+        naming: Naming::Llama,
         embedding_scale: None,
         rounds_embedding_scale: true,
         logits_scaling: 1.0,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mixer::{AttentionSpec, Mixer};
 use crate::modules::OutputOrder;
+use crate::naming::Naming;
 use crate::rope::Rope;
 use crate::router::{RouterSpec, SharedExpertSpec};
 use crate::tensor_spec::{Role, TensorSpec};
@@ -28,6 +29,9 @@ pub struct ModelSpec {
     pub rms_norm_eps: f64,
     /// Added to the weights of the RMSNorms before they multiply ([`Self::norm_offset_of`]): 1 where a checkpoint stores `weight - 1` (Gemma), else 0.
     pub norm_offset: f64,
+    /// What the family calls tensors and modules.
+    #[serde(default)]
+    pub naming: Naming,
     /// Factor of the embedding's rows; `None`: 1.
     pub embedding_scale: Option<f64>,
     /// Whether that factor is rounded to the compute format first, as transformers does in Gemma.

@@ -58,13 +58,3 @@ impl TensorSpec {
         self.role != Role::RouterCorrection
     }
 }
-
-/// Returns the name of a layer's norm, e.g. `layer_norm_name(0, "input_layernorm")`.
-pub fn layer_norm_name(layer: usize, norm: &str) -> String {
-    format!("model.layers.{layer}.{norm}.weight")
-}
-
-/// Returns the name of a layer's attention sinks.
-pub fn sinks_name(layer: usize) -> String {
-    format!("model.layers.{layer}.self_attn.sinks")
-}

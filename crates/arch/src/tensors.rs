@@ -5,12 +5,13 @@
 //! Trade-off: the list is rebuilt on each call; a model has a few hundred tensors.
 
 use crate::modules::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
+use crate::naming::LayerPath;
 use crate::spec::ModelSpec;
-use crate::tensor_spec::{Role, TensorSpec, layer_norm_name};
+use crate::tensor_spec::{Role, TensorSpec};
 
 /// Name of the embedding in a checkpoint.
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
-/// Name of the final norm in a checkpoint.
+/// Name of the final norm in a checkpoint of most families ([`ModelSpec::final_norm`]).
 pub const FINAL_NORM: &str = "model.norm.weight";
 /// Name of the head in a checkpoint; absent where it is tied to the embedding.
 pub const HEAD: &str = "lm_head.weight";
@@ -60,21 +61,36 @@ impl ModelSpec {
         for layer in 0..self.layers.len() {
             self.add_layer(layer, form, &mut tensors);
         }
-        tensors.push(outside(FINAL_NORM, vec![self.hidden_size], Role::Norm));
+        tensors.push(self.final_norm());
         if !self.tie_word_embeddings {
             tensors.push(outside(HEAD, table, Role::Head));
         }
         tensors
     }
 
+    /// Returns the tensor of the final norm.
+    pub fn final_norm(&self) -> TensorSpec {
+        let (name, shape) = (self.naming.final_norm().to_owned(), vec![self.hidden_size]);
+        TensorSpec { name, shape, role: Role::Norm, layer: None }
+    }
+
+    /// Returns the tensor of a norm of layer `layer` over the hidden size, by its name in [`LayerNorms::names`](crate::LayerNorms::names).
+    pub fn layer_norm(&self, layer: usize, name: &str) -> TensorSpec {
+        self.path(layer).vector(&format!("{name}.weight"), self.hidden_size, Role::Norm)
+    }
+
+    /// Returns the tensors of a layer's mixer besides those of linear modules, in the order in which a folder is read.
+    pub fn vectors(&self, layer: usize) -> Vec<TensorSpec> {
+        self.layers[layer].mixer.vectors(self.path(layer))
+    }
+
+    /// Returns where the tensors and modules of a layer are.
+    pub(crate) fn path(&self, layer: usize) -> LayerPath {
+        LayerPath { layer, naming: self.naming }
+    }
+
     fn add_layer(&self, layer: usize, form: Form, tensors: &mut Vec<TensorSpec>) {
         let names = self.layers[layer].norms.names();
-        let norm = |name: &str, width| TensorSpec {
-            name: layer_norm_name(layer, name),
-            shape: vec![width],
-            role: Role::Norm,
-            layer: Some(layer),
-        };
         for group in self.groups(layer) {
             let (before, after) = match group.kind {
                 GroupKind::MixerInput => (names.before_mixer, None),
@@ -87,16 +103,16 @@ impl ModelSpec {
                 | GroupKind::SharedDown
                 | GroupKind::SharedGate => (None, None),
             };
-            tensors.extend(before.map(|name| norm(name, self.hidden_size)));
+            tensors.extend(before.map(|name| self.layer_norm(layer, name)));
             add_group(layer, &group, form, tensors);
             if group.kind == GroupKind::Router && self.layers[layer].mlp.router().is_some_and(|router| router.corrects)
             {
                 tensors.extend(group.modules.iter().map(|router| router_correction(layer, router)));
             }
             if group.kind == GroupKind::MixerInput {
-                tensors.extend(self.layers[layer].mixer.vectors(layer));
+                tensors.extend(self.vectors(layer));
             }
-            tensors.extend(after.map(|name| norm(name, self.hidden_size)));
+            tensors.extend(after.map(|name| self.layer_norm(layer, name)));
         }
     }
 }

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 
 use firebrick_arch::{
     Activation, AttentionSpec, ExpertGroups, ExpertNames, KeysAndValues, LayerNorms, LayerSpec, LoraConfig, Mixer,
-    MlpSpec, ModelConfig, ModelSpec, QkNorm, QueryScale, Rope, RopeScaling, RouterScores, RouterSpec, SharedExpertSpec,
-    SwigluConstants, TargetModules, TensorSpec, TextLayout, adapter_layout, is_other_part, name_in_adapter,
+    MlpSpec, ModelConfig, ModelSpec, Naming, QkNorm, QueryScale, Rope, RopeScaling, RouterScores, RouterSpec,
+    SharedExpertSpec, SwigluConstants, TargetModules, TensorSpec, TextLayout, adapter_layout, is_other_part,
+    name_in_adapter,
 };
 use serde_json::{Value, from_slice, from_str};
 
@@ -68,6 +69,7 @@ fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
         ropes: vec![rope],
         rms_norm_eps: 1e-6,
         norm_offset: 0.0,
+        naming: Naming::Llama,
         embedding_scale: None,
         rounds_embedding_scale: true,
         logits_scaling: 1.0,

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{CacheSize, MixerGroups, MixerSizes, vector};
+use super::{CacheSize, MixerGroups, MixerSizes};
 use crate::modules::{GroupKind, group};
-use crate::tensor_spec::{Role, TensorSpec, layer_norm_name, sinks_name};
+use crate::naming::LayerPath;
+use crate::tensor_spec::{Role, TensorSpec};
 use crate::values::Value;
 
 /// Causal self attention with grouped key/value heads.
@@ -121,23 +122,24 @@ impl AttentionSpec {
 }
 
 impl MixerSizes for AttentionSpec {
-    fn groups(&self, layer: usize, hidden: usize) -> MixerGroups {
+    fn groups(&self, at: LayerPath, hidden: usize) -> MixerGroups {
         let (query, kv) = (self.query_size(), self.kv_size());
         let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
         let qkv = if self.reads_another() { &qkv[..1] } else { &qkv };
         let fused = self.fused_qkv.then_some("self_attn.qkv_proj");
         let output = [("self_attn.o_proj", hidden)];
         MixerGroups {
-            input: group(layer, GroupKind::MixerInput, hidden, qkv, fused, self.qkv_bias),
-            output: group(layer, GroupKind::MixerOutput, query, &output, None, self.output_bias),
+            input: group(at, GroupKind::MixerInput, hidden, qkv, fused, self.qkv_bias),
+            output: group(at, GroupKind::MixerOutput, query, &output, None, self.output_bias),
         }
     }
 
     /// Returns the norms of queries and keys, and the sinks.
-    fn vectors(&self, layer: usize) -> Vec<TensorSpec> {
-        let norms = self.qk_norm.widths(self).map(|[q, k]| [("self_attn.q_norm", q), ("self_attn.k_norm", k)]);
-        let norm = |(name, width)| vector(layer, layer_norm_name(layer, name), width, Role::Norm);
-        let sinks = self.sinks.then(|| vector(layer, sinks_name(layer), self.heads, Role::Sinks));
+    fn vectors(&self, at: LayerPath) -> Vec<TensorSpec> {
+        let norms =
+            self.qk_norm.widths(self).map(|[q, k]| [("self_attn.q_norm.weight", q), ("self_attn.k_norm.weight", k)]);
+        let norm = |(path, width)| at.vector(path, width, Role::Norm);
+        let sinks = self.sinks.then(|| at.vector("self_attn.sinks", self.heads, Role::Sinks));
         norms.into_iter().flatten().map(norm).chain(sinks).collect()
     }
 

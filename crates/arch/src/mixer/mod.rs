@@ -13,7 +13,8 @@ pub use attention::{AttentionSpec, KeysAndValues, QkNorm};
 pub use short_conv::ShortConvSpec;
 
 use crate::modules::GroupSpec;
-use crate::tensor_spec::{Role, TensorSpec};
+use crate::naming::LayerPath;
+use crate::tensor_spec::TensorSpec;
 use crate::values::Value;
 
 /// The mixer of a layer: it reads the residual stream through one group of linear modules, and writes to it through another.
@@ -58,11 +59,11 @@ impl Mixer {
 
 /// What a mixer answers for its kind.
 pub trait MixerSizes {
-    /// Returns the linear modules of layer `layer`.
-    fn groups(&self, layer: usize, hidden: usize) -> MixerGroups;
+    /// Returns the linear modules of a layer.
+    fn groups(&self, at: LayerPath, hidden: usize) -> MixerGroups;
 
-    /// Returns the tensors of layer `layer` besides those of linear modules; a folder is read in this order, after the first group.
-    fn vectors(&self, layer: usize) -> Vec<TensorSpec>;
+    /// Returns the tensors of a layer besides those of linear modules; a folder is read in this order, after the first group.
+    fn vectors(&self, at: LayerPath) -> Vec<TensorSpec>;
 
     /// Returns the forward FLOPs per token between the two groups, for documents of `document_tokens` tokens.
     fn forward_flops_per_token(&self, document_tokens: f64) -> f64;
@@ -88,8 +89,4 @@ impl Deref for Mixer {
             Self::ShortConv(conv) => conv,
         }
     }
-}
-
-fn vector(layer: usize, name: String, width: usize, role: Role) -> TensorSpec {
-    TensorSpec { name, shape: vec![width], role, layer: Some(layer) }
 }

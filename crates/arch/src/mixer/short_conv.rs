@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CacheSize, MixerGroups, MixerSizes};
 use crate::modules::{GroupKind, group};
+use crate::naming::LayerPath;
 use crate::tensor_spec::{Role, TensorSpec};
 use crate::values::Value;
 
@@ -16,26 +17,20 @@ pub struct ShortConvSpec {
     pub width: usize,
 }
 
-impl ShortConvSpec {
-    /// Returns the filters.
-    pub fn filters(&self, layer: usize) -> TensorSpec {
-        let name = format!("model.layers.{layer}.conv.conv.weight");
-        TensorSpec { name, shape: vec![self.channels, 1, self.width], role: Role::Filters, layer: Some(layer) }
-    }
-}
-
 impl MixerSizes for ShortConvSpec {
-    fn groups(&self, layer: usize, hidden: usize) -> MixerGroups {
+    fn groups(&self, at: LayerPath, hidden: usize) -> MixerGroups {
         let [b, c, x] = ["b", "c", "x"].map(|part| (part, self.channels));
         let (input, output) = ([b, c, x], [("conv.out_proj", hidden)]);
         MixerGroups {
-            input: group(layer, GroupKind::MixerInput, hidden, &input, Some("conv.in_proj"), false),
-            output: group(layer, GroupKind::MixerOutput, self.channels, &output, None, false),
+            input: group(at, GroupKind::MixerInput, hidden, &input, Some("conv.in_proj"), false),
+            output: group(at, GroupKind::MixerOutput, self.channels, &output, None, false),
         }
     }
 
-    fn vectors(&self, layer: usize) -> Vec<TensorSpec> {
-        vec![self.filters(layer)]
+    /// Returns the filters.
+    fn vectors(&self, at: LayerPath) -> Vec<TensorSpec> {
+        let filters = at.vector("conv.conv.weight", 0, Role::Filters);
+        vec![TensorSpec { shape: vec![self.channels, 1, self.width], ..filters }]
     }
 
     fn forward_flops_per_token(&self, _document_tokens: f64) -> f64 {

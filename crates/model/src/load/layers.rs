@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use burn_tensor::Tensor;
 use firebrick_arch::{
-    Activation, EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups,
-    MlpSpec, ModelSpec, ModuleSpec, PieceSpec, Role, RouterSpec, SharedGroups, TensorSpec, layer_norm_name,
-    router_correction,
+    Activation, EMBEDDING, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups, MlpSpec,
+    ModelSpec, ModuleSpec, PieceSpec, Role, RouterSpec, SharedGroups, TensorSpec, router_correction,
 };
 use firebrick_kernels::{GemmFormat, Kernels, NormWeight, Parameter};
 
@@ -37,7 +36,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
         let table = [spec.vocab_size, spec.hidden_size];
         let embed_tokens = self.base(&tensor(EMBEDDING, &table, Role::Embedding).into())?;
         let layers = (0..spec.layers.len()).map(|index| self.layer(spec, index)).collect::<Result<_, _>>()?;
-        let norm = self.norm(FINAL_NORM, spec.hidden_size)?;
+        let norm = self.norm_of(&spec.final_norm())?;
         let lm_head = if spec.tie_word_embeddings && !self.options.unties(spec) {
             None
         } else {
@@ -71,20 +70,19 @@ impl<B: Kernels> Builder<'_, '_, B> {
         let LayerGroups { mixer, mlp } = spec.layer_groups(index);
         let layer: &LayerSpec = &spec.layers[index];
         let names = layer.norms.names();
-        let hidden = spec.hidden_size;
         // Fields are read in the order in which they are written.
         Ok(Layer {
             spec: layer.clone(),
-            before_mixer: self.layer_norm(index, names.before_mixer, hidden)?,
+            before_mixer: self.layer_norm(spec, index, names.before_mixer)?,
             mixer: Mixer {
                 input: self.group(&mixer.input)?,
-                kind: self.mixer(index, &layer.mixer)?,
+                kind: self.mixer(spec.vectors(index), &layer.mixer)?,
                 output: self.group(&mixer.output)?,
             },
-            after_mixer: self.layer_norm(index, names.after_mixer, hidden)?,
-            before_mlp: self.layer_norm(index, names.before_mlp, hidden)?,
+            after_mixer: self.layer_norm(spec, index, names.after_mixer)?,
+            before_mlp: self.layer_norm(spec, index, names.before_mlp)?,
             mlp: self.mlp(index, &layer.mlp, &mlp)?,
-            after_mlp: self.layer_norm(index, names.after_mlp, hidden)?,
+            after_mlp: self.layer_norm(spec, index, names.after_mlp)?,
         })
     }
 
@@ -132,8 +130,13 @@ impl<B: Kernels> Builder<'_, '_, B> {
         })
     }
 
-    fn layer_norm(&mut self, layer: usize, name: Option<&str>, size: usize) -> Result<Option<Norm<B>>, ModelError> {
-        name.map(|name| self.norm(&layer_norm_name(layer, name), size)).transpose()
+    fn layer_norm(
+        &mut self,
+        spec: &ModelSpec,
+        layer: usize,
+        name: Option<&str>,
+    ) -> Result<Option<Norm<B>>, ModelError> {
+        name.map(|name| self.norm_of(&spec.layer_norm(layer, name))).transpose()
     }
 
     fn group(&mut self, group: &GroupSpec) -> Result<LinearGroup<B>, ModelError> {
@@ -165,10 +168,6 @@ impl<B: Kernels> Builder<'_, '_, B> {
         });
         let stack = group.experts.map(|experts| Arc::new(Stack { experts, pieces: module.pieces.clone(), adapter }));
         Ok(Linear { path: module.path.clone(), columns: module.columns.clone(), shape, stack, base, bias, lora })
-    }
-
-    fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, ModelError> {
-        self.norm_of(&tensor(name, &[size], Role::Norm))
     }
 
     pub(crate) fn norm_of(&mut self, tensor: &TensorSpec) -> Result<Norm<B>, ModelError> {

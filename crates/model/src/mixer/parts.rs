@@ -1,6 +1,6 @@
 //! What mixers have besides linear modules: how it is read from a folder, and which of it trains.
 
-use firebrick_arch::{Mixer as MixerSpec, MixerSizes as _, QkNorm, TensorSpec};
+use firebrick_arch::{Mixer as MixerSpec, QkNorm, TensorSpec};
 use firebrick_kernels::{Kernels, Parameter};
 
 use super::{Attention, AttentionSinks, MixerKind, ShortConv};
@@ -9,18 +9,18 @@ use crate::load::Builder;
 use crate::norm::Norm;
 
 impl<B: Kernels> Builder<'_, '_, B> {
-    /// Reads what a mixer has besides linear modules, in the order of its `vectors`.
-    pub(crate) fn mixer(&mut self, layer: usize, spec: &MixerSpec) -> Result<MixerKind<B>, ModelError> {
+    /// Reads what a mixer has besides linear modules: these vectors.
+    pub(crate) fn mixer(&mut self, vectors: Vec<TensorSpec>, spec: &MixerSpec) -> Result<MixerKind<B>, ModelError> {
+        let mut vectors = vectors.into_iter();
+        let mut next = || vectors.next().expect("a mixer lists its vectors");
         let spec = match spec {
             MixerSpec::Attention(spec) => spec,
             MixerSpec::ShortConv(spec) => {
-                let filters = spec.filters(layer);
+                let filters = next();
                 let (trains, filters) = (self.formats().trains(&filters.name), self.vector(&filters)?);
                 return Ok(MixerKind::ShortConv(ShortConv { spec: spec.clone(), filters, trains }));
             }
         };
-        let mut vectors = spec.vectors(layer).into_iter();
-        let mut next = || vectors.next().expect("a mixer lists its vectors");
         let qk_norm = match spec.qk_norm {
             QkNorm::None => None,
             _ => Some([self.norm_of(&next())?, self.norm_of(&next())?]),

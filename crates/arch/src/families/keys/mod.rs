@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer};
+use crate::naming::Naming;
 use crate::quantization::{QUANTIZATION_CONFIG, Quantization};
 use crate::rope::Rope;
 use crate::spec::{Activation, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
@@ -93,6 +94,7 @@ impl<'a> Base<'a> {
             ropes,
             rms_norm_eps: positive_or(json, "rms_norm_eps", self.rms_norm_eps)?,
             norm_offset: 0.0,
+            naming: Naming::Llama,
             embedding_scale: None,
             rounds_embedding_scale: true,
             logits_scaling: 1.0,
