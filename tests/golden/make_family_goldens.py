@@ -1,6 +1,6 @@
 """Compute the golden files of the model families beyond plain Llama: what transformers and PEFT compute.
 
-    python make_family_goldens.py [--out DIR] [--fixtures DIR]     (defaults: this folder, ../fixtures)
+    python make_family_goldens.py [--out DIR] [--fixtures DIR] [--only NAME ...]     (defaults: this folder, ../fixtures, all)
 
 The helpers and the settings (f32, one CPU thread, eager attention) are those of make_llama_goldens.py.
 """
@@ -9,6 +9,7 @@ import torch
 from make_llama_goldens import (
     TOKENS,
     forward_tensors,
+    gradients_on_disk,
     make_full_gradients,
     make_generation,
     make_lora,
@@ -18,7 +19,7 @@ from make_llama_goldens import (
 )
 from transformers import LlamaConfig, LlamaForCausalLM
 
-# Seeds of the ids for logits and full gradients, of those with the adapter, of the packed sequence and of the prompts.
+# Seeds of the ids for logits and full gradients, of those with the adapter, of the packed sequence, of the prompts and of the short documents.
 FAMILIES = {
     "tiny-llama-bias": dict(ids=401, lora=411, packed=421, prompts=[437, 434]),
     "tiny-mistral": dict(ids=402, lora=412, packed=422, prompts=[435, 442]),
@@ -40,6 +41,8 @@ FAMILIES = {
     "tiny-glm": dict(ids=538, lora=545, packed=555, prompts=[430, 437]),
     "tiny-glm4": dict(ids=533, lora=543, packed=553, prompts=[436, 435]),
     "tiny-ministral3": dict(ids=534, lora=544, packed=554, prompts=[439, 430]),
+    "tiny-lfm2": dict(ids=1000, lora=7000, packed=3002, prompts=[430, 431], documents=5000),
+    "tiny-lfm2-moe": dict(ids=1007, lora=7000, packed=3002, prompts=[430, 435]),
 }
 
 # The same for text models with a vision tower, given text only. Gradients have the names of the text model alone.
@@ -64,17 +67,21 @@ SPECIAL_CHECKPOINTS = {"tiny-phi3-long": 451}
 # window in both cases.
 PROMPT_TOKENS = [7, 20]
 
+# Where layers carry something from token to token: documents shorter than a convolution reaches, so that several lie within its reach, and longer.
+DOCUMENTS = [3, 1, 2, 1, 17, 24]
+
 
 @torch.no_grad()
 def check_routing(model, input_ids):
     """No token is near a tie between its last expert and the next one, which would make the golden a test of rounding."""
     top_k = getattr(model.config, "num_experts_per_tok", None)
     logits_of_layers = model(input_ids, output_router_logits=True).router_logits if top_k else []
-    corrections = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    endings = ("e_score_correction_bias", "expert_bias")
+    corrections = [buffer for name, buffer in model.named_buffers() if name.endswith(endings)]
     for layer, logits in enumerate(logits_of_layers):
         # Sigmoids are closer to each other than logits.
         scores, least = (logits.sigmoid() + corrections[layer], 0.001) if corrections else (logits, 0.01)
-        if corrections:
+        if hasattr(model.config, "n_group"):
             groups = scores.unflatten(1, (model.config.n_group, -1))
             sums, chosen = groups.topk(2).values.sum(-1).sort(descending=True)
             assert gap(sums, model.config.topk_group) > least
@@ -100,6 +107,25 @@ def make_family(maker, name, seeds):
     make_packed(maker, name, seeds["packed"])
     prompts = [random_ids(seed)[:1, :tokens] for seed, tokens in zip(seeds["prompts"], PROMPT_TOKENS)]
     make_generation(maker, name, prompts)
+    if "documents" in seeds:
+        make_documents(maker, name, seeds["documents"])
+
+
+def make_documents(maker, name, seed):
+    """Documents of as few as one token, each alone: the logits that they must have packed into one sequence, and the gradients of the packed loss,
+    which is the mean over the loss tokens of all. A document of one token has none."""
+    model, ids = maker.base(name), random_ids(seed)[0]
+    documents, logits, loss = ids.split(DOCUMENTS), [], 0.0
+    for document in documents:
+        logits.append(model(document[None]).logits)
+        losses = torch.nn.functional.cross_entropy(logits[-1][0, :-1], document[1:], reduction="sum")
+        loss += losses / (TOKENS - len(documents))
+    loss.backward()
+    tensors = {f"grad.{name}": gradient for name, gradient in gradients_on_disk(model).items()}
+    tensors["input_ids"] = ids[None]
+    tensors["position_ids"] = torch.cat([torch.arange(length) for length in DOCUMENTS])[None]
+    tensors["cu_seqlens"] = torch.tensor([0, *DOCUMENTS]).cumsum(0)
+    maker.save(f"{name}-documents", dict(logits=torch.cat(logits, dim=1), loss=loss.reshape(1), **tensors))
 
 
 @torch.no_grad()
@@ -122,16 +148,21 @@ def check_sliding_window(maker, name, seed):
 
 
 def main():
-    maker = maker_from_arguments("make_family_goldens.py", __doc__)
+    names = [*FAMILIES, *WRAPPERS, *SPECIAL_CHECKPOINTS]
+    maker = maker_from_arguments("make_family_goldens.py", __doc__, names)
     for name, seeds in {**FAMILIES, **WRAPPERS}.items():
-        make_family(maker, name, seeds)
+        if name in maker.only:
+            make_family(maker, name, seeds)
     for name, (base, seed) in PARAMETER_ADAPTERS.items():
-        check_routing(maker.adapted(name, maker.base(base)), random_ids(seed))
-        make_lora(maker, name, base, seed)
+        if base in maker.only:
+            check_routing(maker.adapted(name, maker.base(base)), random_ids(seed))
+            make_lora(maker, name, base, seed)
     for name, seed in SPECIAL_CHECKPOINTS.items():
-        model = maker.base(name)
-        maker.save(name, forward_tensors(model, random_ids(seed, min(262, model.config.vocab_size))))
-    check_sliding_window(maker, "tiny-mistral", FAMILIES["tiny-mistral"]["ids"])
+        if name in maker.only:
+            model = maker.base(name)
+            maker.save(name, forward_tensors(model, random_ids(seed, min(262, model.config.vocab_size))))
+    if "tiny-mistral" in maker.only:
+        check_sliding_window(maker, "tiny-mistral", FAMILIES["tiny-mistral"]["ids"])
 
 
 if __name__ == "__main__":

@@ -70,8 +70,8 @@ ROPE_CASES = {
 
 
 class Maker:
-    def __init__(self, script, fixtures, out):
-        self.script, self.fixtures, self.out = script, fixtures, out
+    def __init__(self, script, fixtures, out, only):
+        self.script, self.fixtures, self.out, self.only = script, fixtures, out, only
 
     def save(self, name, tensors):
         """One metadata key, because the order of several is not fixed in the file."""
@@ -165,6 +165,10 @@ def make_lora_gradients(maker):
         make_lora(maker, name, base, seed)
 
 
+# The block that holds the experts on disk, and their matrices, where they are not those of Qwen.
+EXPERTS = {"mixtral": ("block_sparse_moe", ["w1", "w3", "w2"]), "lfm2_moe": ("feed_forward", ["w1", "w3", "w2"])}
+
+
 def gradients_on_disk(model):
     """Gradients under the names that checkpoints have: transformers 5 holds all experts of a layer in one parameter, and saves them one by
     one. Those of gpt-oss are one tensor on disk too, transposed and with gate and up in turn: here they have the names and the shapes that the
@@ -172,11 +176,10 @@ def gradients_on_disk(model):
     others = ("model.vision_tower.", "model.multi_modal_projector.", "model.visual.")
     of_text = [(name, parameter) for name, parameter in model.named_parameters() if not name.startswith(others)]
     gradients = {alone(name): parameter.grad for name, parameter in of_text}
-    is_mixtral = model.config.model_type == "mixtral"
-    block, names = ("block_sparse_moe", ["w1", "w3", "w2"]) if is_mixtral else ("mlp", PROJECTIONS[4:])
+    block, names = EXPERTS.get(model.config.model_type, ("mlp", PROJECTIONS[4:]))
     tensors = {}
     for name, gradient in gradients.items():
-        layer, fused, matrix = name.partition(".mlp.experts.")
+        layer, fused, matrix = name.replace(f".{block}.", ".mlp.").partition(".mlp.experts.")
         if not fused:
             tensors[name.replace(".mlp.gate.", f".{block}.gate.")] = gradient
             continue
@@ -204,7 +207,8 @@ def make_full_gradients(maker, name, seed):
 def make_packed(maker, name, seed):
     """Two documents, each alone. Packed into one sequence they must give the same logits.
 
-    The packed loss is the mean over the loss tokens of both."""
+    The packed loss is the mean over the loss tokens of both. A pass of transformers over the packed sequence would be no reference: its convolutions
+    and recurrent states run across documents."""
     model, ids = maker.base(name), random_ids(seed)[0]
     documents, tensors, loss_sum, count = [ids[:19], ids[19:]], {}, 0.0, 0
     for index, document in enumerate(documents):
@@ -357,17 +361,20 @@ def make_tokenizer(maker):
     maker.save_json("tiny-llama-tokenizer", cases)
 
 
-def maker_from_arguments(script, documentation):
+def maker_from_arguments(script, documentation, names=()):
+    """With `names`, those of models, there is an option to compute only the golden files of some."""
     here = pathlib.Path(__file__).resolve().parent
     parser = argparse.ArgumentParser(description=documentation.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, default=here)
     parser.add_argument("--fixtures", type=pathlib.Path, default=here.parent / "fixtures")
+    if names:
+        parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, default=names)
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    return Maker(script, arguments.fixtures, arguments.out)
+    return Maker(script, arguments.fixtures, arguments.out, arguments.only if names else names)
 
 
 def main():
