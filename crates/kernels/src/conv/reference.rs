@@ -1,48 +1,80 @@
-//! The gated short convolution in ordinary Burn operations, in f32: one shifted copy of the products per column of the filters.
+//! Causal convolutions in ordinary Burn operations, in f32: one shifted copy of the products per column of the filters.
 //!
 //! Trade-off: `k` passes over memory, and a mask of all tokens for each shift.
 
+use burn_tensor::activation::sigmoid;
 use burn_tensor::{Tensor, TensorData, backend::Backend};
 
 use super::{ConvInputs, ConvState};
 use crate::attention::{CachedTokens, Documents};
 use crate::dtype::{to_dtype, to_f32};
 
-/// Implements [`crate::ConvOps::short_conv`].
+/// Implements [`crate::ConvOps::causal_conv`].
 pub fn forward<B: Backend>(inputs: &ConvInputs<B>, filters_dk: Tensor<B, 2>, documents: &Documents<B>) -> Tensor<B, 2> {
-    let ConvInputs { b, c, x } = inputs;
-    let s_nd = convolved(to_f32(b.clone()).mul(to_f32(x.clone())), &filters_dk, documents);
-    to_dtype(to_f32(c.clone()).mul(s_nd), x.dtype())
+    let s_nd = convolved(product(inputs), &filters_dk, documents);
+    gated(inputs, s_nd)
 }
 
-/// Implements [`crate::ConvOps::short_conv_backward`].
+/// Returns what is convolved.
+fn product<B: Backend>(inputs: &ConvInputs<B>) -> Tensor<B, 2> {
+    let x_nd = to_f32(inputs.x.clone());
+    match &inputs.gates {
+        Some([b_nd, _]) => to_f32(b_nd.clone()).mul(x_nd),
+        None => x_nd,
+    }
+}
+
+/// Multiplies the convolved values by their gate, or passes them through SiLU.
+fn gated<B: Backend>(inputs: &ConvInputs<B>, s_nd: Tensor<B, 2>) -> Tensor<B, 2> {
+    let y_nd = match &inputs.gates {
+        Some([_, c_nd]) => to_f32(c_nd.clone()).mul(s_nd),
+        None => s_nd.clone().mul(sigmoid(s_nd)),
+    };
+    to_dtype(y_nd, inputs.x.dtype())
+}
+
+/// Implements [`crate::ConvOps::causal_conv_backward`].
 pub fn backward<B: Backend>(
     inputs: ConvInputs<B>,
     filters_dk: Tensor<B, 2>,
     dy_nd: Tensor<B, 2>,
     documents: &Documents<B>,
-) -> (ConvInputs<B>, Tensor<B, 2>) {
+    filters_train: bool,
+) -> (ConvInputs<B>, Option<Tensor<B, 2>>) {
     let dtype = inputs.x.dtype();
-    let [b, c, x, dy_nd] = [inputs.b, inputs.c, inputs.x, dy_nd].map(to_f32);
-    let u_nd = b.clone().mul(x.clone());
-    let d_c = dy_nd.clone().mul(convolved(u_nd.clone(), &filters_dk, documents));
-    let ds_nd = dy_nd.mul(c);
+    let (u_nd, dy_nd) = (product(&inputs), to_f32(dy_nd));
+    let s_nd = convolved(u_nd.clone(), &filters_dk, documents);
+    let (ds_nd, d_c) = match &inputs.gates {
+        Some([_, c_nd]) => (dy_nd.clone().mul(to_f32(c_nd.clone())), Some(dy_nd.mul(s_nd))),
+        None => {
+            let gate = sigmoid(s_nd.clone());
+            let slope = gate.clone().mul(s_nd.mul(gate.neg().add_scalar(1.0)).add_scalar(1.0));
+            (dy_nd.mul(slope), None)
+        }
+    };
     let [channels, width] = filters_dk.dims();
     let mut du_nd = ds_nd.zeros_like();
     let mut d_filters = Vec::new();
     for shift in (0..width).rev() {
         let column = column(&filters_dk, shift);
         let masked = ds_nd.clone().mul(mask(documents, shift, &ds_nd.device()));
-        d_filters.push(masked.clone().mul(later(u_nd.clone(), shift)).sum_dim(0).reshape([channels, 1]));
+        if filters_train {
+            d_filters.push(masked.clone().mul(later(u_nd.clone(), shift)).sum_dim(0).reshape([channels, 1]));
+        }
         du_nd = du_nd.add(earlier(masked, shift).mul(column));
     }
-    let gradients = ConvInputs { b: du_nd.clone().mul(x), c: d_c, x: du_nd.mul(b) };
-    let ConvInputs { b, c, x } = gradients;
-    let [b, c, x] = [b, c, x].map(|gradient| to_dtype(gradient, dtype));
-    (ConvInputs { b, c, x }, Tensor::cat(d_filters, 1))
+    let d_filters = filters_train.then(|| Tensor::cat(d_filters, 1));
+    let gradients = match inputs.gates.zip(d_c) {
+        None => ConvInputs { gates: None, x: to_dtype(du_nd, dtype) },
+        Some(([b_nd, _], d_c)) => {
+            let (d_b, d_x) = (du_nd.clone().mul(to_f32(inputs.x)), du_nd.mul(to_f32(b_nd)));
+            ConvInputs { gates: Some([d_b, d_c].map(|gradient| to_dtype(gradient, dtype))), x: to_dtype(d_x, dtype) }
+        }
+    };
+    (gradients, d_filters)
 }
 
-/// Implements [`crate::ConvOps::cached_short_conv`].
+/// Implements [`crate::ConvOps::cached_causal_conv`].
 pub fn cached<B: Backend>(
     inputs: &ConvInputs<B>,
     filters_dk: Tensor<B, 2>,
@@ -50,7 +82,7 @@ pub fn cached<B: Backend>(
     tokens: &CachedTokens<B>,
 ) -> Tensor<B, 2> {
     let width = filters_dk.dims()[1];
-    let u_nd = to_f32(inputs.b.clone()).mul(to_f32(inputs.x.clone()));
+    let u_nd = product(inputs);
     let mut results = Vec::new();
     for (new, range) in tokens.in_pass() {
         let u_new = u_nd.clone().narrow(0, range.start, range.len());
@@ -66,7 +98,7 @@ pub fn cached<B: Backend>(
         results.push((1..width).map(of_shift).fold(of_shift(0), Tensor::add));
         state.insert(new.first_row, all.narrow(0, range.len(), width - 1));
     }
-    to_dtype(to_f32(inputs.c.clone()).mul(Tensor::cat(results, 0)), inputs.x.dtype())
+    gated(inputs, Tensor::cat(results, 0))
 }
 
 /// Returns the sum over a token and those before it in its document, each times its column of the filters.
@@ -122,22 +154,27 @@ mod tests {
     use crate::NewTokens;
     use crate::testing::{Plain, assert_close, backward as recorded_backward, leaf, random};
 
-    fn inputs(tokens: usize) -> ConvInputs<Plain> {
+    fn inputs(tokens: usize, is_gated: bool) -> ConvInputs<Plain> {
         let [b, c, x] = [1, 2, 3].map(|seed| random::<Plain, 2>(seed, [tokens, 6]));
-        ConvInputs { b, c, x }
+        ConvInputs { gates: is_gated.then_some([b, c]), x }
+    }
+
+    /// Returns the inputs of some tokens.
+    fn part(inputs: &ConvInputs<Plain>, start: usize, length: usize) -> ConvInputs<Plain> {
+        let part = |x: &Tensor<Plain, 2>| x.clone().narrow(0, start, length);
+        ConvInputs { gates: inputs.gates.as_ref().map(|gates| gates.each_ref().map(part)), x: part(&inputs.x) }
     }
 
     #[test]
     fn documents_do_not_see_each_other() {
         let device = Default::default();
-        for width in [1, 3, 4, 7] {
-            let (inputs, filters) = (inputs(11), random::<Plain, 2>(4, [6, width]));
+        for (width, is_gated) in [(1, true), (3, true), (4, false), (7, true)] {
+            let (inputs, filters) = (inputs(11, is_gated), random::<Plain, 2>(4, [6, width]));
             let packed = forward(&inputs, filters.clone(), &Documents::new(&[0, 2, 3, 11], &device));
             for (start, length) in [(0, 2), (2, 1), (3, 8)] {
-                let part = |x: &Tensor<Plain, 2>| x.clone().narrow(0, start, length);
-                let alone = ConvInputs { b: part(&inputs.b), c: part(&inputs.c), x: part(&inputs.x) };
+                let alone = part(&inputs, start, length);
                 let alone = forward(&alone, filters.clone(), &Documents::single(length, &device));
-                assert_close(part(&packed), alone, 1e-6);
+                assert_close(packed.clone().narrow(0, start, length), alone, 1e-6);
             }
         }
     }
@@ -145,14 +182,19 @@ mod tests {
     #[test]
     fn backward_equals_autodiff() {
         let device = Default::default();
-        for width in [1, 3, 4, 7] {
-            let (inputs, filters, dy) = (inputs(9), random::<Plain, 2>(4, [6, width]), random::<Plain, 2>(5, [9, 6]));
-            let recorded = [&inputs.b, &inputs.c, &inputs.x, &filters].map(leaf);
-            let [b, c, x, of_filters] = recorded.clone();
-            let y = forward(&ConvInputs { b, c, x }, of_filters, &Documents::new(&[0, 5, 6, 9], &Default::default()));
+        for (width, is_gated) in [(1, false), (3, true), (4, false), (7, true)] {
+            let (filters, dy) = (random::<Plain, 2>(4, [6, width]), random::<Plain, 2>(5, [9, 6]));
+            let inputs = inputs(9, is_gated);
+            let recorded: Vec<_> = inputs.gates.iter().flatten().chain([&inputs.x, &filters]).map(leaf).collect();
+            let mut leaves = recorded.clone();
+            let [of_filters, x] = [(); 2].map(|()| leaves.pop().unwrap());
+            let of_leaves = ConvInputs { gates: leaves.try_into().ok(), x };
+            let y = forward(&of_leaves, of_filters, &Documents::new(&[0, 5, 6, 9], &Default::default()));
             let expected = recorded_backward(y, &dy);
-            let (gradients, d_filters) = backward(inputs, filters, dy, &Documents::new(&[0, 5, 6, 9], &device));
-            for (found, recorded) in [gradients.b, gradients.c, gradients.x, d_filters].into_iter().zip(recorded) {
+            let documents = Documents::new(&[0, 5, 6, 9], &device);
+            let (gradients, d_filters) = backward(inputs, filters, dy, &documents, true);
+            let found = gradients.gates.into_iter().flatten().chain([gradients.x, d_filters.unwrap()]);
+            for (found, recorded) in found.zip(recorded) {
                 assert_close(found, recorded.grad(&expected).unwrap(), 1e-5);
             }
         }
@@ -161,16 +203,18 @@ mod tests {
     #[test]
     fn tokens_one_by_one_give_what_a_document_gives() {
         let device = Default::default();
-        let (inputs, filters) = (inputs(7), random::<Plain, 2>(4, [6, 4]));
-        let whole = forward(&inputs, filters.clone(), &Documents::single(7, &device));
-        let mut state = ConvState::new();
-        let mut past = 0;
-        for count in [3, 1, 1, 2] {
-            let part = |x: &Tensor<Plain, 2>| x.clone().narrow(0, past, count);
-            let new = ConvInputs { b: part(&inputs.b), c: part(&inputs.c), x: part(&inputs.x) };
-            let tokens = CachedTokens::new(vec![NewTokens { first_row: 5, past, count }], &device);
-            assert_close(cached(&new, filters.clone(), &mut state, &tokens), part(&whole), 1e-6);
-            past += count;
+        for is_gated in [true, false] {
+            let (inputs, filters) = (inputs(7, is_gated), random::<Plain, 2>(4, [6, 4]));
+            let whole = forward(&inputs, filters.clone(), &Documents::single(7, &device));
+            let mut state = ConvState::new();
+            let mut past = 0;
+            for count in [3, 1, 1, 2] {
+                let new = part(&inputs, past, count);
+                let tokens = CachedTokens::new(vec![NewTokens { first_row: 5, past, count }], &device);
+                let found = cached(&new, filters.clone(), &mut state, &tokens);
+                assert_close(found, whole.clone().narrow(0, past, count), 1e-6);
+                past += count;
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use burn_tensor::Tensor;
 use firebrick_arch::ShortConvSpec;
+use firebrick_kernels::linear::into_parts;
 use firebrick_kernels::{ConvInputs, Documents, GradientSink, Kernels, Parameter};
 
 use super::{Attend, Cache, Mixed};
@@ -22,11 +23,11 @@ impl<B: Kernels> ShortConv<B> {
         let inputs = inputs(parts.to_vec());
         match attend {
             Attend::Documents(documents) => {
-                let values_nm = B::short_conv(&inputs, self.filters_dk(), documents);
+                let values_nm = B::causal_conv(&inputs, self.filters_dk(), documents);
                 (values_nm.clone(), Some(Mixed { values_nm, statistics: None }))
             }
             Attend::Cached { tokens, cache: Cache::State(state), .. } => {
-                (B::cached_short_conv(&inputs, self.filters_dk(), state, tokens), None)
+                (B::cached_causal_conv(&inputs, self.filters_dk(), state, tokens), None)
             }
             Attend::Cached { cache: Cache::Rows(_), .. } => unreachable!("a convolution has a state"),
         }
@@ -39,12 +40,12 @@ impl<B: Kernels> ShortConv<B> {
         documents: &Documents<B>,
         sink: &mut dyn GradientSink<B>,
     ) -> Vec<Tensor<B, 2>> {
-        let (ConvInputs { b, c, x }, d_filters) =
-            B::short_conv_backward(inputs(parts), self.filters_dk(), dy_nd, documents);
-        if self.trains {
+        let (gradients, d_filters) =
+            B::causal_conv_backward(inputs(parts), self.filters_dk(), dy_nd, documents, self.trains);
+        if let Some(d_filters) = d_filters {
             sink.add(&self.filters, d_filters.reshape([self.spec.channels * self.spec.width]));
         }
-        vec![b, c, x]
+        gradients.gates.into_iter().flatten().chain([gradients.x]).collect()
     }
 
     fn filters_dk(&self) -> Tensor<B, 2> {
@@ -53,6 +54,6 @@ impl<B: Kernels> ShortConv<B> {
 }
 
 fn inputs<B: Kernels>(parts: Vec<Tensor<B, 2>>) -> ConvInputs<B> {
-    let [b, c, x] = parts.try_into().expect("the projection of a convolution has three parts");
-    ConvInputs { b, c, x }
+    let [b, c, x] = into_parts(parts);
+    ConvInputs { gates: Some([b, c]), x }
 }

@@ -16,6 +16,8 @@ const ATTENTION: [(usize, Option<f64>); 7] =
     [(32, None), (64, None), (96, None), (128, None), (128, Some(50.0)), (256, None), (256, Some(50.0))];
 /// Soft caps of logits: none, and that of Gemma 2.
 const LOGITS: [Option<f64>; 2] = [None, Some(30.0)];
+/// Widths of filters, and whether gates are around them: LFM2's, LFM3's, and Gated DeltaNet's.
+const CONVOLUTIONS: [(usize, bool); 3] = [(3, true), (7, true), (4, false)];
 /// The ranks for which adapter passes are compiled.
 const RANKS: [usize; 2] = [16, 32];
 
@@ -68,6 +70,7 @@ fn every_source(dtype: DType, capability: (u32, u32)) -> Vec<Source> {
     join_all! {
         Source::CachedAttention(_) => heads().map(Source::CachedAttention),
         Source::Columns => [Source::Columns],
+        Source::Conv { .. } => CONVOLUTIONS.map(|(width, gated)| Source::Conv { width, gated }),
         Source::CrossEntropy(_) => LOGITS.map(|cap| Source::CrossEntropy(cap.map(SoftCap::new))),
         Source::Elementwise => [Source::Elementwise],
         Source::Embedding => [Source::Embedding],

@@ -105,6 +105,11 @@ fn fp8_recipe() -> String {
 pub(crate) enum Source {
     CachedAttention(FlashVariant),
     Columns,
+    /// `width`: tokens that a filter covers.
+    Conv {
+        width: usize,
+        gated: bool,
+    },
     /// Soft cap of the logits.
     CrossEntropy(Option<SoftCap>),
     Elementwise,
@@ -155,6 +160,7 @@ impl Source {
         match self {
             Self::CachedAttention(_) => sources!("attention/cached_attention.cu"),
             Self::Columns => sources!("engine/columns.cu"),
+            Self::Conv { .. } => sources!("conv/conv.cu"),
             Self::CrossEntropy(_) => sources!("loss/cross_entropy.cu"),
             Self::Elementwise => sources!("engine/elementwise.cu"),
             Self::Embedding => sources!("embedding/embedding.cu"),
@@ -235,6 +241,7 @@ impl Source {
                 constants::cross_entropy() + &soft_cap.map_or_else(String::new, SoftCap::define)
             }
             Self::Columns => constants::columns(),
+            Self::Conv { width, gated } => format!("#define WIDTH {width}\n#define GATED {}\n", u8::from(gated)),
             Self::Elementwise => constants::elementwise(),
             Self::Optimizer => constants::optimizer(),
             Self::PackedIndex => constants::packed_index(),
