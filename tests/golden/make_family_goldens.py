@@ -43,6 +43,7 @@ FAMILIES = {
     "tiny-ministral3": dict(ids=534, lora=544, packed=554, prompts=[439, 430]),
     "tiny-lfm2": dict(ids=1000, lora=7000, packed=3002, prompts=[430, 431], documents=5000),
     "tiny-lfm2-moe": dict(ids=1007, lora=7000, packed=3002, prompts=[430, 435]),
+    "tiny-lfm3": dict(ids=1000, lora=7000, packed=3002, prompts=[430, 430], documents=5000),
 }
 
 # The same for text models with a vision tower, given text only. Gradients have the names of the text model alone.

@@ -32,7 +32,7 @@ pub use sample::{is_slow, sample, some_in_turn};
 
 /// One checkpoint per family. Each has an adapter `<name>-lora` on all projections but experts, and the golden files `<name>`, `<name>-lora`,
 /// `<name>-full-gradients`, `<name>-packed` and `<name>-generation`. A new family is one more line here.
-pub const FAMILIES: [&str; 25] = [
+pub const FAMILIES: [&str; 28] = [
     "tiny-llama",
     "tiny-llama-bias", // biases on all projections
     "tiny-mistral",    // sliding window, head_dim 24
@@ -54,6 +54,9 @@ pub const FAMILIES: [&str; 25] = [
     "tiny-glm4",     // neighbors rotated in half of each head, norms around attention and MLP, fused gate and up
     "tiny-glm",      // the same without norms of outputs, whole heads rotated
     "tiny-ministral3", // yarn, queries that grow with their position
+    "tiny-lfm2",     // gated short convolutions in two of four layers, norms of q and k, other names
+    "tiny-lfm2-moe", // the same with experts in two of three layers, a sigmoid router with corrections
+    "tiny-lfm3", // short convolutions, a window, a rope per type of attention, norms around both halves, gates of heads
     "tiny-gemma3-vl", // the text model of a checkpoint with a vision tower, as are the next
     "tiny-mistral3", // an untied head, head_dim 24
     "tiny-qwen2-5-vl", // stored under the text model's own names
@@ -61,11 +64,12 @@ pub const FAMILIES: [&str; 25] = [
 ];
 
 /// Those of [`FAMILIES`] with experts.
-pub const MIXTURES: [&str; 5] = ["tiny-mixtral", "tiny-qwen3-moe", "tiny-qwen2-moe", "tiny-glm4-moe", "tiny-gpt-oss"];
+pub const MIXTURES: [&str; 6] =
+    ["tiny-mixtral", "tiny-qwen3-moe", "tiny-qwen2-moe", "tiny-glm4-moe", "tiny-gpt-oss", "tiny-lfm2-moe"];
 
 /// Those of [`FAMILIES`] whose layers differ most from each other, for tests that take a sample.
 pub const SAMPLED: [&str; 6] =
-    ["tiny-llama-bias", "tiny-phi3", "tiny-gemma2", "tiny-glm4", "tiny-glm4-moe", "tiny-gpt-oss"];
+    ["tiny-llama-bias", "tiny-phi3", "tiny-gemma2", "tiny-glm4-moe", "tiny-gpt-oss", "tiny-lfm2"];
 
 /// Returns a path in this package, or in the folder that `FIREBRICK_TESTS` names: the unpacked GPU suite.
 fn here(parts: &[&str]) -> PathBuf {

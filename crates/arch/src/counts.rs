@@ -100,6 +100,18 @@ mod tests {
         ] {
             assert_eq!(of(architecture, model_type, sizes, tied).parameters(), parameters, "{architecture}");
         }
+        let lfm2 = [
+            ("vocab_size", json!(65_536)),
+            ("hidden_size", json!(2048)),
+            ("num_hidden_layers", json!(16)),
+            ("num_attention_heads", json!(32)),
+            ("num_key_value_heads", json!(8)),
+            ("block_ff_dim", json!(12_288)),
+            ("full_attn_idxs", json!([2, 5, 8, 10, 12, 14])),
+            ("tie_word_embeddings", json!(true)),
+        ];
+        let lfm2 = parse(&family_json("Lfm2ForCausalLM", "lfm2", &lfm2)).unwrap().spec;
+        assert_eq!(lfm2.parameters(), 1_170_340_608, "LFM2 1.2B");
         let qwen2_5_7b = of("Qwen2ForCausalLM", "qwen2", [152_064, 3584, 18_944, 28, 28, 4, 128], false);
         assert_eq!(qwen2_5_7b.parameters(), 7_615_616_512, "with biases");
         assert_eq!(qwen2_5_7b.parameters_of(Role::Bias), 28 * (3584 + 2 * 512));

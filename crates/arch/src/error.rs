@@ -77,7 +77,7 @@ pub enum ArchError {
         "lora.target matches `{module}`, but all experts of a projection are one parameter in this model, which PEFT adapts by target_parameters \
          alone: take experts out of lora.target, and name {has}, or one of them, in lora.target_parameters"
     )]
-    OnlyAsParameters { module: String, has: &'static str },
+    OnlyAsParameters { module: String, has: String },
 
     #[error("lora.{key} cannot be combined with lora.target_parameters, in PEFT neither: leave one of them out")]
     NotWithParameters { key: &'static str },

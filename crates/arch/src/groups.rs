@@ -127,8 +127,7 @@ impl ModelSpec {
             MlpSpec::Experts { count, top_k, intermediate_size, router, shared, names, fused, bias, .. } => {
                 let block = names.block();
                 let [gate, up, down] = names.projections();
-                // Transformers 5, which has fused experts, calls the block of every family so.
-                let path_block = if fused { "mlp" } else { block };
+                let path_block = if fused { names.fused_block() } else { block };
                 let path = |name: &str| format!("{path_block}.experts.{name}");
                 let gate_up_order = fused.then_some(names.gate_up_order());
                 let down_order = fused.then_some(OutputOrder::AsInRun);

@@ -37,16 +37,19 @@ pub use lora::{
     text_name_in_adapter, token_rows_name,
 };
 pub use lora_init::LoraInit;
-pub use mixer::{AttentionSpec, CacheSize, KeysAndValues, Mixer, MixerGroups, MixerSizes, QkNorm, ShortConvSpec};
+pub use mixer::{
+    AttentionSpec, CacheSize, DeltaNetSpec, KeysAndValues, Mixer, MixerGroups, MixerSizes, OutputGate, QkNorm,
+    ShortConvSpec,
+};
 pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
 pub use modules::{GroupKind, GroupSpec, ModuleSpec, OutputOrder, PieceSpec};
-pub use naming::{LayerPath, Naming};
+pub use naming::{FINAL_NORM, LayerPath, Naming};
 pub use quantization::{QUANTIZATION_CONFIG, Quantization};
 pub use rope::{LongRopeFactors, QueryScale, Rope, RopeScaling};
 pub use router::{ExpertGroups, RouterScores, RouterSpec, SharedExpertSpec};
 pub use spec::{Activation, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, SwigluConstants};
 pub use tensor_spec::{Role, TensorSpec};
-pub use tensors::{EMBEDDING, FINAL_NORM, HEAD, is_stored_in_f32, router_correction};
-pub use text_names::{TextLayout, is_other_part, other_modules, text_name};
+pub use tensors::{EMBEDDING, HEAD, is_stored_in_f32};
+pub use text_names::{TextLayout, is_other_part, other_modules, stored_name, text_name};
 pub use token_rows::{TokenIndices, token_runs};
 pub use values::{Moment, Recompute, Value, ValueKind};

@@ -21,8 +21,15 @@ use crate::token_rows::TokenIndices;
 /// The names of the parameters of fused experts.
 const GATE_UP: &str = "gate_up_proj";
 const DOWN: &str = "down_proj";
-/// What `target_parameters` can name.
-const PARAMETERS: &str = "mlp.experts.gate_up_proj and mlp.experts.down_proj";
+/// Returns what `target_parameters` can name.
+fn parameter_names(spec: &ModelSpec) -> String {
+    let names = spec.layers.iter().find_map(|layer| match layer.mlp {
+        MlpSpec::Experts { names, .. } => Some(names),
+        MlpSpec::Gated { .. } => None,
+    });
+    let of_block = |block| format!("{block}.experts.{GATE_UP} and {block}.experts.{DOWN}");
+    names.map_or_else(|| "no experts".to_owned(), |names| of_block(names.fused_block()))
+}
 
 /// What PEFT puts before the names of the model.
 const PREFIX: &str = "base_model.model.";
@@ -351,8 +358,8 @@ impl LoraConfig {
         let paths: Vec<String> =
             spec.stacks().filter(|(module, _)| module.parameter.is_some()).map(|(module, _)| module.path).collect();
         if let Some(name) = self.parameters().find(|name| !paths.iter().any(|path| path_ends_in(path, name))) {
-            let has = if paths.is_empty() { "no experts" } else { PARAMETERS };
-            return Err(ArchError::Unused { key: "target_parameters", value: name.clone(), has: has.to_owned() });
+            let has = parameter_names(spec);
+            return Err(ArchError::Unused { key: "target_parameters", value: name.clone(), has });
         }
         let pieces = spec.stacks().flat_map(|(module, _)| module.pieces).map(|piece| piece.path);
         let refused = [
@@ -377,7 +384,8 @@ impl LoraConfig {
         for (module, _) in spec.stacks().filter(|(module, _)| module.parameter.is_none()) {
             let first = settings(module.lora_path());
             if first.0.is_some() && spec.has_experts_in_one_tensor() {
-                return Err(ArchError::OnlyAsParameters { module: module.lora_path().to_owned(), has: PARAMETERS });
+                let has = parameter_names(spec);
+                return Err(ArchError::OnlyAsParameters { module: module.lora_path().to_owned(), has });
             }
             if let Some(other) = module.pieces.iter().find(|piece| settings(&piece.path) != first) {
                 let (first, other) = (module.lora_path().to_owned(), other.path.clone());
@@ -423,7 +431,7 @@ impl ModelSpec {
         let is_mixture = self.is_mixture();
         let mut names: Vec<String> = Vec::new();
         for (module, _) in self.modules().filter(|(module, _)| !is_expert(&module.path)) {
-            let in_mlp = is_mixture && module.path.contains(".mlp.");
+            let in_mlp = is_mixture && [".mlp.", ".feed_forward."].iter().any(|block| module.path.contains(block));
             let name = if in_mlp { module.name_in_parent() } else { module.name() }.to_owned();
             if !names.contains(&name) {
                 names.push(name);

@@ -7,7 +7,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::tensor_spec::{Role, TensorSpec};
-use crate::tensors::FINAL_NORM;
+
+/// Name of the final norm in a checkpoint of most families ([`ModelSpec::final_norm`](crate::ModelSpec::final_norm)).
+pub const FINAL_NORM: &str = "model.norm.weight";
 
 /// How a family names what Llama has, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

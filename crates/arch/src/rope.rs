@@ -49,6 +49,11 @@ pub enum RopeScaling {
     /// No stretching.
     #[default]
     Default,
+    /// The first frequencies alone: the later pairs of columns are not rotated (Gemma 4, LFM3).
+    Proportional {
+        /// Pairs that are rotated.
+        rotated: usize,
+    },
     /// All frequencies divided by `factor`.
     Linear {
         /// New context length over the old.
@@ -124,6 +129,10 @@ impl Rope {
         let plain = periods.iter().map(|period| 1.0 / period);
         match self.scaling {
             RopeScaling::Default => (plain.collect(), 1.0),
+            RopeScaling::Proportional { rotated } => {
+                let kept = |(pair, frequency)| if pair < rotated { frequency } else { 0.0 };
+                (plain.enumerate().map(kept).collect(), 1.0)
+            }
             RopeScaling::LongRope { ref short_factor, ref long_factor, attention_factor, .. } => {
                 let factors = match self.scaling.long_rope_factors(sequence_tokens) {
                     Some(LongRopeFactors::Long) => long_factor,

@@ -10,9 +10,11 @@ use serde::{Deserialize, Serialize};
 pub struct RouterSpec {
     /// The scores of experts.
     pub scores: RouterScores,
-    /// Whether the scores of the chosen experts are divided by their sum, plus [`RouterScores::epsilon`]. After a softmax over all experts, this is
+    /// Whether the scores of the chosen experts are divided by their sum, plus `epsilon`. After a softmax over all experts, this is
     /// the softmax over the chosen ones alone (gpt-oss).
     pub normalizes: bool,
+    /// What is added to that sum: sigmoids may all be zero.
+    pub epsilon: f64,
     /// Factor of the weights, `routed_scaling_factor`: 1 in most families.
     pub scale: f64,
     /// Whether a vector `e_score_correction_bias` is added to the scores for the choice, and not for the weights (DeepSeek-V3). It never trains.
@@ -27,7 +29,7 @@ impl RouterSpec {
     /// Describes a softmax over all experts without more.
     pub const fn softmax(normalizes: bool) -> Self {
         let scores = RouterScores::Softmax;
-        Self { scores, normalizes, scale: 1.0, corrects: false, bias: false, groups: None }
+        Self { scores, normalizes, epsilon: 0.0, scale: 1.0, corrects: false, bias: false, groups: None }
     }
 
     /// Describes the gate of a shared expert: a router with one expert, whose weight is the sigmoid of its logit.
@@ -44,16 +46,6 @@ pub enum RouterScores {
     Softmax,
     /// The sigmoid of each logit (DeepSeek-V3).
     Sigmoid,
-}
-
-impl RouterScores {
-    /// Returns what transformers adds to the sum by which it divides the chosen scores: sigmoids may all be zero.
-    pub const fn epsilon(self) -> f64 {
-        match self {
-            Self::Softmax => 0.0,
-            Self::Sigmoid => 1e-20,
-        }
-    }
 }
 
 /// Experts in groups of equal size: a token chooses among those of the groups whose two largest scores have the largest sums (DeepSeek-V3).

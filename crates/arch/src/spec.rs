@@ -157,6 +157,8 @@ pub enum ExpertNames {
     Qwen,
     /// As [`Self::Qwen`], but `mlp.shared_experts`; also `mlp.gate.e_score_correction_bias`.
     DeepSeek,
+    /// `feed_forward.gate`, `feed_forward.experts.0.{w1,w3,w2}`, `feed_forward.expert_bias`.
+    Lfm2,
     /// `mlp.router`; experts as in [`Self::Qwen`] in the model, and on disk in one tensor each for gate and up and for down.
     GptOss,
 }
@@ -166,6 +168,7 @@ impl ExpertNames {
     pub const fn block(self) -> &'static str {
         match self {
             Self::Mixtral => "block_sparse_moe",
+            Self::Lfm2 => "feed_forward",
             Self::Qwen | Self::DeepSeek | Self::GptOss => "mlp",
         }
     }
@@ -173,15 +176,28 @@ impl ExpertNames {
     /// Returns the name of the router inside the block.
     pub const fn router(self) -> &'static str {
         match self {
-            Self::Mixtral | Self::Qwen | Self::DeepSeek => "gate",
+            Self::Mixtral | Self::Qwen | Self::DeepSeek | Self::Lfm2 => "gate",
             Self::GptOss => "router",
         }
+    }
+
+    /// The names of the correction of the router's scores inside the block.
+    pub(crate) const CORRECTIONS: [&str; 2] = [".gate.e_score_correction_bias", ".expert_bias"];
+
+    /// Returns that of this family.
+    pub(crate) const fn correction(self) -> &'static str {
+        if matches!(self, Self::Lfm2) { Self::CORRECTIONS[1] } else { Self::CORRECTIONS[0] }
+    }
+
+    /// Returns the path of the block in transformers 5, which has the experts of all families fused.
+    pub const fn fused_block(self) -> &'static str {
+        if matches!(self, Self::Lfm2) { self.block() } else { "mlp" }
     }
 
     /// Returns the name of the shared expert inside the block.
     pub const fn shared(self) -> &'static str {
         match self {
-            Self::Mixtral | Self::DeepSeek | Self::GptOss => "shared_experts",
+            Self::Mixtral | Self::DeepSeek | Self::GptOss | Self::Lfm2 => "shared_experts",
             Self::Qwen => "shared_expert",
         }
     }
@@ -190,14 +206,14 @@ impl ExpertNames {
     pub const fn gate_up_order(self) -> OutputOrder {
         match self {
             Self::GptOss => OutputOrder::InTurn,
-            Self::Mixtral | Self::Qwen | Self::DeepSeek => OutputOrder::AsInRun,
+            Self::Mixtral | Self::Qwen | Self::DeepSeek | Self::Lfm2 => OutputOrder::AsInRun,
         }
     }
 
     /// Returns the names of an expert's gate, up and down projections.
     pub const fn projections(self) -> [&'static str; 3] {
         match self {
-            Self::Mixtral => ["w1", "w3", "w2"],
+            Self::Mixtral | Self::Lfm2 => ["w1", "w3", "w2"],
             Self::Qwen | Self::DeepSeek | Self::GptOss => ["gate_proj", "up_proj", "down_proj"],
         }
     }
@@ -211,6 +227,8 @@ pub enum Activation {
     Silu,
     /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))` (Hendrycks and Gimpel, Gaussian error linear units, 2016).
     GeluTanh,
+    /// `sigmoid(x)`: output gates of attention.
+    Sigmoid,
     /// `g * sigmoid(alpha g)` with `g = min(x, limit)`, times `1 + clamp(up, -limit, limit)` (gpt-oss).
     ClampedSwiglu(SwigluConstants),
 }
@@ -244,15 +262,17 @@ impl SwigluConstants {
 
 impl Activation {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Silu, Self::GeluTanh, Self::ClampedSwiglu(SwigluConstants::PUBLISHED)];
+    pub const ALL: [Self; 4] =
+        [Self::Silu, Self::GeluTanh, Self::Sigmoid, Self::ClampedSwiglu(SwigluConstants::PUBLISHED)];
     /// Those that `hidden_act` of a `config.json` can name.
     pub const NAMED: [Self; 2] = [Self::Silu, Self::GeluTanh];
 
-    /// Returns the name in `hidden_act` of a `config.json`, which has none for [`Self::ClampedSwiglu`].
+    /// Returns the name in `hidden_act` of a `config.json`, which has none for the last two.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Silu => "silu",
             Self::GeluTanh => "gelu_pytorch_tanh",
+            Self::Sigmoid => "sigmoid",
             Self::ClampedSwiglu(_) => "clamped_swiglu",
         }
     }

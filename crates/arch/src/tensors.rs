@@ -6,13 +6,11 @@
 
 use crate::modules::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
 use crate::naming::LayerPath;
-use crate::spec::ModelSpec;
+use crate::spec::{ExpertNames, MlpSpec, ModelSpec};
 use crate::tensor_spec::{Role, TensorSpec};
 
 /// Name of the embedding in a checkpoint.
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
-/// Name of the final norm in a checkpoint of most families ([`ModelSpec::final_norm`]).
-pub const FINAL_NORM: &str = "model.norm.weight";
 /// Name of the head in a checkpoint; absent where it is tied to the embedding.
 pub const HEAD: &str = "lm_head.weight";
 
@@ -23,22 +21,9 @@ impl GroupKind {
     }
 }
 
-/// What the name of a correction of a router's scores ends in.
-const CORRECTION: &str = ".e_score_correction_bias";
-
 /// Returns whether checkpoints hold the tensor of this name in f32, whatever format the others have.
 pub fn is_stored_in_f32(name: &str) -> bool {
-    name.ends_with(CORRECTION)
-}
-
-/// Returns the tensor of the correction of a router's scores, from the router's module.
-pub fn router_correction(layer: usize, router: &ModuleSpec) -> TensorSpec {
-    TensorSpec {
-        name: format!("{}{CORRECTION}", router.path),
-        shape: vec![router.out_features()],
-        role: Role::RouterCorrection,
-        layer: Some(layer),
-    }
+    ExpertNames::CORRECTIONS.iter().any(|correction| name.ends_with(correction))
 }
 
 impl ModelSpec {
@@ -79,6 +64,13 @@ impl ModelSpec {
         self.path(layer).vector(&format!("{name}.weight"), self.hidden_size, Role::Norm)
     }
 
+    /// Returns the tensor of the correction of the scores of a layer's router.
+    pub fn router_correction(&self, layer: usize) -> Option<TensorSpec> {
+        let MlpSpec::Experts { router, names, count, .. } = &self.layers[layer].mlp else { return None };
+        let path = format!("{}{}", names.block(), names.correction());
+        router.corrects.then(|| self.path(layer).vector(&path, *count, Role::RouterCorrection))
+    }
+
     /// Returns the tensors of a layer's mixer besides those of linear modules, in the order in which a folder is read.
     pub fn vectors(&self, layer: usize) -> Vec<TensorSpec> {
         self.layers[layer].mixer.vectors(self.path(layer))
@@ -105,9 +97,8 @@ impl ModelSpec {
             };
             tensors.extend(before.map(|name| self.layer_norm(layer, name)));
             add_group(layer, &group, form, tensors);
-            if group.kind == GroupKind::Router && self.layers[layer].mlp.router().is_some_and(|router| router.corrects)
-            {
-                tensors.extend(group.modules.iter().map(|router| router_correction(layer, router)));
+            if group.kind == GroupKind::Router {
+                tensors.extend(self.router_correction(layer));
             }
             if group.kind == GroupKind::MixerInput {
                 tensors.extend(self.vectors(layer));

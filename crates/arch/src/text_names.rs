@@ -56,12 +56,25 @@ impl TextLayout {
     }
 }
 
+/// What files and modules of transformers call attention's gates (LFM3); some files have the name of the module.
+const GATES: [&str; 2] = [".self_attn.gate_proj.", ".self_attn.g_proj."];
+
 /// Returns what the text model alone calls a tensor or module; a name in none of the layouts stays as it is.
 pub fn text_name(name: &str) -> String {
+    let [in_files, of_modules] = GATES;
+    if name.contains(in_files) {
+        return text_name(&name.replace(in_files, of_modules));
+    }
     if let Some(inner) = name.strip_prefix(TextLayout::ModelFirst.prefix()) {
         return format!("model.{inner}");
     }
     name.strip_prefix(TextLayout::LanguageModelFirst.prefix()).unwrap_or(name).to_owned()
+}
+
+/// Returns what transformers calls a tensor in the files that it writes.
+pub fn stored_name(name: &str) -> String {
+    let [in_files, of_modules] = GATES;
+    name.replace(of_modules, in_files)
 }
 
 /// Returns the modules that hold these tensors of other parts, by the names that versions of transformers have for them.
@@ -104,6 +117,7 @@ mod tests {
             }
             assert_eq!(TextLayout::of([&*layout.name_of(EMBEDDING), "visual.norm.weight"]), layout);
         }
+        assert_eq!(text_name("model.layers.0.self_attn.gate_proj.weight"), "model.layers.0.self_attn.g_proj.weight");
         let names = LAYOUTS.map(|layout| layout.name_of("model.norm.weight"));
         assert_eq!(
             names,

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use firebrick_arch::{
     Activation, AttentionSpec, ExpertGroups, ExpertNames, KeysAndValues, LayerNorms, LayerSpec, LoraConfig, Mixer,
-    MlpSpec, ModelConfig, ModelSpec, Naming, QkNorm, QueryScale, Rope, RopeScaling, RouterScores, RouterSpec,
-    SharedExpertSpec, SwigluConstants, TargetModules, TensorSpec, TextLayout, adapter_layout, is_other_part,
-    name_in_adapter,
+    MlpSpec, ModelConfig, ModelSpec, Naming, OutputGate, QkNorm, QueryScale, Rope, RopeScaling, RouterScores,
+    RouterSpec, SharedExpertSpec, SwigluConstants, TargetModules, TensorSpec, TextLayout, adapter_layout,
+    is_other_part, name_in_adapter,
 };
 use serde_json::{Value, from_slice, from_str};
 
@@ -50,6 +50,7 @@ fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
         rope: Some(0),
         qk_norm: QkNorm::None,
         value_norm: false,
+        gate: OutputGate::None,
         fused_qkv: false,
         qkv_bias: false,
         output_bias: false,
@@ -319,6 +320,7 @@ fn tiny_qwen2_moe_and_tiny_glm4_moe_have_routers_and_shared_experts_of_their_own
     });
     glm4_moe.ropes[0] = Rope::new(1e6, RopeScaling::Default, 16);
     let router = RouterSpec {
+        epsilon: 1e-20,
         scores: RouterScores::Sigmoid,
         normalizes: true,
         scale: 1.5,

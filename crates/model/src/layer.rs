@@ -205,7 +205,7 @@ impl<B: Kernels> Layer<B> {
             B::project(prologue, &self.mixer.input.frozen(adapters), self.mixer.epilogue(rotary), of_input);
         let (x, mixed) = self.mixer.forward(&parts, attend, published);
         let epilogue = added_to(x_nd, self.after_mixer.as_ref());
-        let prologue = Prologue::None { x };
+        let prologue = self.mixer.prologue(&parts, x);
         let (h_nd, output) = B::project(prologue, &self.mixer.output.frozen(adapters), epilogue, of_output);
         AfterMixer { input: of_input, parts, mixed, output, h_nd: into_single(h_nd) }
     }
@@ -223,7 +223,7 @@ impl<B: Kernels> Layer<B> {
         let prologue = input(x_nd.clone(), self.before_mixer.as_ref());
         let epilogue = self.mixer.epilogue(&context.rotary);
         let (parts, of_input) = B::project(prologue, &self.mixer.input.frozen(adapters), epilogue, Keep::Inputs);
-        let prologue = Prologue::None { x: mixed.values_nm.clone() };
+        let prologue = self.mixer.prologue(&parts, mixed.values_nm.clone());
         let output = match &self.after_mixer {
             None => ProjectSaved::of_inputs(prologue, low_rank),
             norm @ Some(_) => {
@@ -358,7 +358,7 @@ impl<B: Kernels> Layer<B> {
         let SavedMixer { input, parts, mixed, output } = saved;
         let grads = self.mixer.output.backward(*output, vec![dh_nd.clone()], None, adapters, sink);
         add_gradient(self.after_mixer.as_ref(), grads.output_norm, sink);
-        let d_parts = self.mixer.backward(parts, mixed, grads.input.plain(), &context.documents, published, sink);
+        let d_parts = self.mixer.backward(parts, mixed, grads.input, &context.documents, published, sink);
 
         let grads = self.mixer.input.backward(*input, d_parts, Some(dh_nd), adapters, sink);
         add_gradient(self.before_mixer.as_ref(), grads.norm, sink);

@@ -1,4 +1,4 @@
-//! The plan's memory next to what steps allocate: a dense model and a mixture of experts under every policy, in uniform and in packed rows and in 8-bit
+//! The plan's memory next to what steps allocate: a dense model, a mixture of experts and one with convolutions under every policy, in uniform and in packed rows and in 8-bit
 //! floats, which the policies take in turn.
 //!
 //! Trade-off: models are shallow, so what does not grow with the tokens outweighs them; it is left out by comparing two sizes of a step.
@@ -35,12 +35,16 @@ const DENSE: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "ll
 const MIXTURE: &str = r#"{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 1024, "intermediate_size": 1024,
     "moe_intermediate_size": 384, "num_experts": 32, "num_experts_per_tok": 6, "norm_topk_prob": true, "head_dim": 128, "num_attention_heads": 16,
     "num_key_value_heads": 4, "num_hidden_layers": 4, "vocab_size": 8192, "rms_norm_eps": 1e-6}"#;
+const CONVOLUTIONS: &str = r#"{"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "hidden_size": 1024, "block_ff_dim": 4608,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "num_hidden_layers": 6, "vocab_size": 8192, "full_attn_idxs": [2, 5]}"#;
 const EVERY_EXPERT: &str = "lora.target_parameters=['mlp.experts.gate_up_proj','mlp.experts.down_proj']";
 
 pub(super) fn plans_grow_with_tokens_as_allocations_do() {
     BackendKind::Cuda.probe().expect("the libraries are found");
     let (mut wrong, mut turn) = (Vec::new(), 0);
-    for (name, config, experts) in [("dense", DENSE, None), ("mixture", MIXTURE, Some(EVERY_EXPERT))] {
+    for (name, config, experts) in
+        [("dense", DENSE, None), ("mixture", MIXTURE, Some(EVERY_EXPERT)), ("convolutions", CONVOLUTIONS, None)]
+    {
         let folder = tempdir().unwrap();
         fs::write(folder.path().join("config.json"), config).unwrap();
         for policy in ["none", "selective", "projections", "full"] {

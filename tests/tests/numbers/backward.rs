@@ -12,7 +12,8 @@ use firebrick_tests::{
 
 use crate::forward::{ADAPTERS, TOKENS};
 
-const POLICIES: [Recompute; 4] = [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None];
+pub(crate) const POLICIES: [Recompute; 4] =
+    [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None];
 
 fn pass(recompute: Recompute) -> PassOptions {
     PassOptions { recompute, offload: recompute.may_offload(), adapters: true, dropout: None }

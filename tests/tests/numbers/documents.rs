@@ -6,9 +6,11 @@ use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::Kernels;
 use firebrick_model::{Decoder, PassOptions};
 use firebrick_tests::{
-    FROZEN, Golden, MIXTURES, every_next_token, families, host, in_turn, largest_difference, load, loss_and_gradients,
-    on_every_backend, packed, upload,
+    FROZEN, Golden, MIXTURES, TRAINED, every_next_token, families, host, in_turn, largest_difference, load,
+    loss_and_gradients, on_every_backend, packed, relative_difference, upload,
 };
+
+use crate::backward::POLICIES;
 
 /// Start of the second document in the golden sequences.
 const SECOND: usize = 19;
@@ -42,6 +44,34 @@ fn packed_equals_separate<B: Kernels>() {
 }
 
 on_every_backend!(packed_documents_of_every_family_have_the_logits_and_losses_they_have_alone, packed_equals_separate);
+
+/// Families whose layers have a state, in rows of documents that are as short as one token.
+const OF_STATES: [&str; 2] = ["tiny-lfm2", "tiny-lfm3"];
+
+fn short_documents<B: Kernels>() {
+    for (turn, family) in OF_STATES.into_iter().enumerate() {
+        let golden = Golden::open(&format!("{family}-documents"));
+        let (ids, ends) = (golden.ids("input_ids"), golden.ids("cu_seqlens"));
+        let documents: Vec<&[u32]> = ends.windows(2).map(|pair| &ids[pair[0] as usize..pair[1] as usize]).collect();
+        let batch = packed(&documents);
+        let model = load::<B>(family, None, TRAINED);
+        let difference = largest_difference(&host(model.logits(&upload(&model, &batch))), &golden.f32s("logits"));
+        assert!(difference < 2e-4, "{family}: a logit differs by {difference:e}");
+        for recompute in in_turn::<B, _>(&POLICIES, turn) {
+            let pass = PassOptions { recompute, ..PassOptions::default() };
+            let (loss, gradients) = loss_and_gradients(&model, &batch, pass);
+            let (loss, expected) = (loss / batch.loss_tokens() as f32, golden.f32s("loss")[0]);
+            assert!((loss - expected).abs() < 1e-5, "{family}, {recompute:?}: loss {loss}, not {expected}");
+            assert_eq!(gradients.keys().cloned().collect::<Vec<_>>(), golden.keys("grad."), "{family}");
+            for (name, gradient) in &gradients {
+                let difference = relative_difference(gradient, &golden.f32s(&format!("grad.{name}")));
+                assert!(difference < 1e-3, "{family}, {recompute:?}, {name}: {difference:e}");
+            }
+        }
+    }
+}
+
+on_every_backend!(documents_of_a_token_train_as_by_themselves, short_documents);
 
 /// The results of a batch: the loss of the document that counts, its gradients by name, the logits of both documents.
 struct Results {

@@ -259,7 +259,7 @@ fn settings_that_parameters_cannot_have_and_names_that_are_none_are_refused() {
 #[test]
 fn an_adapter_of_parameters_starts_without_effect_and_loads_again_in_every_family() {
     for model in MIXTURES {
-        let lora = of_parameters(&["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]);
+        let lora = of_parameters(&["experts.gate_up_proj", "experts.down_proj"]);
         let mut first = adapted::<Flex>(model, lora.clone(), FROZEN);
         let of_base = loss_and_all_gradients(&load(model, None, FROZEN), model).0;
         let difference = (loss_and_all_gradients(&first, model).0 - of_base).abs();

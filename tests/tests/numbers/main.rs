@@ -52,6 +52,7 @@ share_wgpu!(
     backward::gradients_of_all_weights_equal_those_of_torch_under_every_recompute_policy,
     division::weights_that_ranks_divide_give_the_numbers_of_a_whole_model,
     documents::a_document_changes_no_bit_of_its_neighbor,
+    documents::documents_of_a_token_train_as_by_themselves,
     experts::gradients_of_adapters_on_experts_follow_from_those_of_the_weights,
     loss::weighted_losses_log_probabilities_and_gradients_equal_those_of_torch,
     loss::the_gradient_scale_scales_gradients_and_not_the_loss,

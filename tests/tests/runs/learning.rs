@@ -68,6 +68,7 @@ fn every_family_trains_from_the_same_recipe() {
                 "tiny-qwen2-moe" if mixture => {
                     &["lora.target=['q_proj', 'k_proj', 'v_proj', 'o_proj', 'shared_expert_gate']"]
                 }
+                "tiny-lfm2-moe" if mixture => &["lora.target=['q_proj', 'k_proj', 'v_proj', 'in_proj', 'out_proj']"],
                 _ if mixture => &["lora.target=['q_proj', 'k_proj', 'v_proj', 'o_proj']"],
                 _ => &[],
             };

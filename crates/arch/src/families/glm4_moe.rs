@@ -40,6 +40,7 @@ fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
         router: RouterSpec {
             scores: RouterScores::Sigmoid,
             normalizes: bool_or(json, "norm_topk_prob", true)?,
+            epsilon: 1e-20,
             scale: positive_or(json, "routed_scaling_factor", 1.0)?,
             corrects: true,
             bias: false,

@@ -25,7 +25,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::config::tests::{refusal_of, tiny};
-    use crate::mixer::{AttentionSpec, KeysAndValues, Mixer, QkNorm};
+    use crate::mixer::{AttentionSpec, KeysAndValues, Mixer, OutputGate, QkNorm};
     use crate::rope::RopeScaling;
     use crate::spec::{LayerSpec, MlpSpec};
 
@@ -46,6 +46,7 @@ mod tests {
             rope: Some(0),
             qk_norm: QkNorm::None,
             value_norm: false,
+            gate: OutputGate::None,
             fused_qkv: false,
             qkv_bias: false,
             output_bias: false,

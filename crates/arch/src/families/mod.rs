@@ -13,6 +13,8 @@ mod glm4_moe;
 mod gpt_oss;
 mod granite;
 mod keys;
+mod lfm2;
+mod lfm3;
 mod llama;
 mod ministral3;
 mod mistral;
@@ -58,7 +60,7 @@ const fn family(architecture: &'static str, model_type: &'static str, read_spec:
 }
 
 /// Every family.
-pub const FAMILIES: [Family; 20] = [
+pub const FAMILIES: [Family; 23] = [
     family("GemmaForCausalLM", "gemma", gemma::spec),
     Family {
         special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
@@ -82,6 +84,12 @@ pub const FAMILIES: [Family; 20] = [
         special_keys: &["attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"],
         ..family("GraniteForCausalLM", "granite", granite::spec)
     },
+    family("Lfm2ForCausalLM", "lfm2", lfm2::spec),
+    Family {
+        special_keys: &["num_local_experts", "num_experts"],
+        ..family("Lfm2MoeForCausalLM", "lfm2_moe", lfm2::moe_spec)
+    },
+    family("Lfm3ForCausalLM", "lfm3", lfm3::spec),
     family("LlamaForCausalLM", "llama", llama::spec),
     family("Ministral3ForCausalLM", "ministral3", ministral3::spec),
     family("MistralForCausalLM", "mistral", mistral::spec),

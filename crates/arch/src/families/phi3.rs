@@ -30,7 +30,10 @@ fn rope(json: &JsonObject, base: &Base<'_>) -> Result<Rope, ArchError> {
     let rope = partial_rope(json, base, 1.0)?;
     match rope.scaling {
         RopeScaling::Default | RopeScaling::LongRope { .. } => Ok(rope),
-        RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } | RopeScaling::Yarn { .. } => {
+        RopeScaling::Proportional { .. }
+        | RopeScaling::Linear { .. }
+        | RopeScaling::Llama3 { .. }
+        | RopeScaling::Yarn { .. } => {
             let advice = "A Phi-3 has none or \"longrope\"; correct the type";
             Err(json.unsupported("rope_scaling", "of another type than \"longrope\"", advice))
         }

@@ -7,7 +7,7 @@
 use super::FAMILIES;
 
 /// The `model_type` of each family, and its models.
-pub const PUBLISHED: [(&str, &str); 20] = [
+pub const PUBLISHED: [(&str, &str); 23] = [
     ("gemma", "Gemma 2B, 7B; CodeGemma 2B, 7B"),
     ("gemma2", "Gemma 2 2B, 9B, 27B"),
     ("gemma3_text", "Gemma 3 270M, 1B; Gemma 3 4B, 12B, 27B: text"),
@@ -16,6 +16,9 @@ pub const PUBLISHED: [(&str, &str); 20] = [
     ("glm4_moe", "GLM-4.5 and 4.6 355B-A32B; GLM-4.5-Air 106B-A12B"),
     ("gpt_oss", "gpt-oss 20B, 120B"),
     ("granite", "Granite 3.0 to 3.3 2B, 8B"),
+    ("lfm2", "LFM2 350M, 700M, 1.2B, 2.6B; LFM2.5 350M, 1.2B"),
+    ("lfm2_moe", "LFM2 8B-A1B; LFM2 24B-A2B"),
+    ("lfm3", "LFM3 1.7B"),
     (
         "llama",
         "Llama 2 7B, 13B, 70B; Llama 3 and 3.1 8B, 70B, 405B; Llama 3.2 1B, 3B; Llama 3.3 70B; SmolLM2 135M, 360M, 1.7B; \

@@ -31,7 +31,7 @@ const DIFFERENCES: [(&str, &str); 16] = [
 
 /// Models that users train and that are not there yet, by the start of their `model_type`, and what they need. Of two starts that fit, the longer is
 /// first.
-const POSTPONED: [(&str, &str); 18] = [
+const POSTPONED: [(&str, &str); 17] = [
     ("qwen3_5_moe", "Gated DeltaNet layers, an output gate and a shared expert"),
     ("qwen3_5", "Gated DeltaNet layers and an output gate"),
     ("qwen3_next", "Gated DeltaNet layers, an output gate and a shared expert"),
@@ -44,7 +44,6 @@ const POSTPONED: [(&str, &str); 18] = [
     ("deepseek_v", "latent attention and shared experts"),
     ("kimi_k2", "latent attention, a sigmoid router and shared experts"),
     ("minimax_m2", "a sigmoid router with a bias, and heads that are partly rotated"),
-    ("lfm2", "gated short convolutions"),
     ("nemotron_h", "Mamba 2 layers"),
     ("falcon_h1", "Mamba 2 layers"),
     ("granitemoehybrid", "Mamba 2 layers"),

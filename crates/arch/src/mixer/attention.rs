@@ -40,6 +40,21 @@ pub struct AttentionSpec {
     /// Whether the softmax of a query's scores has one more column: a trained logit per head, `self_attn.sinks` `[heads]`, without a value
     /// (gpt-oss). Neither scaled nor capped.
     pub sinks: bool,
+    /// What the sigmoid of which multiplies the result before the output projection.
+    pub gate: OutputGate,
+}
+
+/// The gates of attention's result, which are more outputs of its first group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputGate {
+    /// None.
+    #[default]
+    None,
+    /// One for each query head, of a module `g_proj` (LFM3).
+    PerHead,
+    /// One for each value of a query head, in the rows of `q_proj` after those of that head's query (Qwen3-Next).
+    PerValue,
 }
 
 /// The keys and values that a layer attends to.
@@ -97,6 +112,7 @@ impl AttentionSpec {
             scale: 1.0 / (head_dim as f64).sqrt(),
             soft_cap: None,
             sinks: false,
+            gate: OutputGate::None,
         }
     }
 
@@ -108,6 +124,15 @@ impl AttentionSpec {
     /// Returns the width of all key heads (or of all value heads) together.
     pub fn kv_size(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// Returns the number of gates of a token.
+    pub fn gate_size(&self) -> usize {
+        match self.gate {
+            OutputGate::None => 0,
+            OutputGate::PerHead => self.heads,
+            OutputGate::PerValue => self.query_size(),
+        }
     }
 
     /// Returns the window, if it hides anything in a document of `longest` tokens.
@@ -124,12 +149,16 @@ impl AttentionSpec {
 impl MixerSizes for AttentionSpec {
     fn groups(&self, at: LayerPath, hidden: usize) -> MixerGroups {
         let (query, kv) = (self.query_size(), self.kv_size());
-        let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
-        let qkv = if self.reads_another() { &qkv[..1] } else { &qkv };
+        let of_queries = if self.gate == OutputGate::PerValue { 2 * query } else { query };
+        let mut qkv = vec![("self_attn.q_proj", of_queries)];
+        if !self.reads_another() {
+            qkv.extend([("self_attn.k_proj", kv), ("self_attn.v_proj", kv)]);
+        }
+        qkv.extend((self.gate == OutputGate::PerHead).then_some(("self_attn.g_proj", self.heads)));
         let fused = self.fused_qkv.then_some("self_attn.qkv_proj");
         let output = [("self_attn.o_proj", hidden)];
         MixerGroups {
-            input: group(at, GroupKind::MixerInput, hidden, qkv, fused, self.qkv_bias),
+            input: group(at, GroupKind::MixerInput, hidden, &qkv, fused, self.qkv_bias),
             output: group(at, GroupKind::MixerOutput, query, &output, None, self.output_bias),
         }
     }
@@ -163,6 +192,8 @@ impl MixerSizes for AttentionSpec {
         before_norm.extend((self.value_norm && !self.reads_another()).then_some(kv));
         let mut values = vec![Value::part(query), Value::mixed(query), Value::statistics(self.heads)];
         values.extend(vec![key_value; keys_and_values]);
+        // Gates of heads are as wide as the heads when they multiply them.
+        values.extend((self.gate != OutputGate::None).then(|| Value::part(query)));
         values.extend(before_norm.into_iter().map(Value::part_before_norm));
         values
     }

@@ -3,13 +3,15 @@
 //! A kind is one file here, one in the model crate's `mixer/`, and a folder of operations in the kernels crate; no other code asks which it is.
 
 mod attention;
+mod delta_net;
 mod short_conv;
 
 use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
-pub use attention::{AttentionSpec, KeysAndValues, QkNorm};
+pub use attention::{AttentionSpec, KeysAndValues, OutputGate, QkNorm};
+pub use delta_net::DeltaNetSpec;
 pub use short_conv::ShortConvSpec;
 
 use crate::modules::GroupSpec;

@@ -17,6 +17,11 @@ pub struct ShortConvSpec {
     pub width: usize,
 }
 
+impl ShortConvSpec {
+    /// The largest width.
+    pub const MAX_WIDTH: usize = 8;
+}
+
 impl MixerSizes for ShortConvSpec {
     fn groups(&self, at: LayerPath, hidden: usize) -> MixerGroups {
         let [b, c, x] = ["b", "c", "x"].map(|part| (part, self.channels));

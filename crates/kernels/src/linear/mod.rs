@@ -201,6 +201,8 @@ pub struct HeadsEpilogue<B: Backend> {
     pub head_dim: usize,
     /// What is done to each part of the group, in their order.
     pub parts: Vec<HeadPart<B>>,
+    /// Whether the last of these, the gates, are in the first part of the group, each head's after its query.
+    pub gates_in_queries: bool,
     /// Angles of each token; `None`: no rotation.
     pub rotary: Option<RotaryTables<B>>,
 }
@@ -224,6 +226,8 @@ pub enum HeadRole {
     Key,
     /// Values.
     Value,
+    /// Gates, as they are.
+    Gate,
 }
 
 impl<B: Backend> HeadsEpilogue<B> {
@@ -231,7 +235,8 @@ impl<B: Backend> HeadsEpilogue<B> {
     pub fn of_qkv(head_dim: usize, norms: Option<[NormWeight<B>; 2]>, rotary: Option<RotaryTables<B>>) -> Self {
         let [q, k] = norms.map_or([None, None], |norms| norms.map(Some));
         let parts = [(HeadRole::Query, q), (HeadRole::Key, k), (HeadRole::Value, None)];
-        Self { head_dim, parts: parts.map(|(role, norm)| HeadPart { role, norm }).into(), rotary }
+        let parts = parts.map(|(role, norm)| HeadPart { role, norm }).into();
+        Self { head_dim, parts, gates_in_queries: false, rotary }
     }
 }
 

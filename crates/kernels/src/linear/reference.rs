@@ -228,6 +228,7 @@ fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>,
             (vec![output], None, (keep != Keep::Nothing).then_some(SavedOutputNorm { norm, raw }))
         }
         Epilogue::Heads(heads) => {
+            let parts = if heads.gates_in_queries { divided(parts, heads.head_dim) } else { parts };
             assert_eq!(heads.parts.len(), parts.len(), "each part of the group is one of the epilogue");
             let is_saved = keep != Keep::Nothing;
             let raw = parts
@@ -242,10 +243,29 @@ fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>,
     }
 }
 
+/// Divides the first part into queries and gates, which become the last one.
+fn divided<B: Backend>(mut parts: Vec<Tensor<B, 2>>, head_dim: usize) -> Vec<Tensor<B, 2>> {
+    let [tokens, width] = parts[0].dims();
+    let both = parts[0].clone().reshape([tokens, width / (2 * head_dim), 2, head_dim]);
+    let half = |index| both.clone().narrow(2, index, 1).reshape([tokens, width / 2]);
+    parts[0] = half(0);
+    parts.push(half(1));
+    parts
+}
+
+/// Backward of [`divided`].
+fn divided_backward<B: Backend>(mut d_parts: Vec<Tensor<B, 2>>, head_dim: usize) -> Vec<Tensor<B, 2>> {
+    let d_gates = d_parts.pop().expect("gates are the last part");
+    let [tokens, width] = d_gates.dims();
+    let by_head = |d: Tensor<B, 2>| d.reshape([tokens, width / head_dim, 1, head_dim]);
+    d_parts[0] = Tensor::cat(vec![by_head(d_parts[0].clone()), by_head(d_gates)], 2).reshape([tokens, 2 * width]);
+    d_parts
+}
+
 /// Rotates heads by their role, and multiplies queries by the factor of their token.
 fn turned<B: LinearOps>(x: Tensor<B, 2>, role: HeadRole, heads: &HeadsEpilogue<B>) -> Tensor<B, 2> {
     match (role, &heads.rotary) {
-        (HeadRole::Value, _) | (_, None) => x,
+        (HeadRole::Value | HeadRole::Gate, _) | (_, None) => x,
         (HeadRole::Key, Some(tables)) => B::rotary(x, tables, heads.head_dim, false),
         (HeadRole::Query, Some(tables)) => query_scaled(B::rotary(x, tables, heads.head_dim, false), tables),
     }
@@ -254,7 +274,7 @@ fn turned<B: LinearOps>(x: Tensor<B, 2>, role: HeadRole, heads: &HeadsEpilogue<B
 /// Backward of [`turned`].
 fn turned_backward<B: LinearOps>(d: Tensor<B, 2>, role: HeadRole, heads: &HeadsEpilogue<B>) -> Tensor<B, 2> {
     match (role, &heads.rotary) {
-        (HeadRole::Value, _) | (_, None) => d,
+        (HeadRole::Value | HeadRole::Gate, _) | (_, None) => d,
         (HeadRole::Key, Some(tables)) => B::rotary(d, tables, heads.head_dim, true),
         (HeadRole::Query, Some(tables)) => B::rotary(query_scaled(d, tables), tables, heads.head_dim, true),
     }
@@ -294,7 +314,9 @@ fn heads_backward<B: LinearOps>(
         let (dx, d_weight) = B::rms_norm_backward(head_rows(raw, norm), norm, head_rows(d, norm), None);
         (dx.reshape(shape), d_weight)
     };
-    d_outputs.into_iter().zip(&heads.parts).zip(raw).map(of_part).unzip()
+    let (d_parts, d_norms): (Vec<_>, _) = d_outputs.into_iter().zip(&heads.parts).zip(raw).map(of_part).unzip();
+    let is_joined = heads.gates_in_queries;
+    (if is_joined { divided_backward(d_parts, heads.head_dim) } else { d_parts }, d_norms)
 }
 
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
@@ -353,6 +375,11 @@ fn of_gate<B: Backend>(gate_nf: Tensor<B, 2>, activation: Activation) -> [Tensor
             let slope = gelu.clone().mul(sigma.clone().neg().add_scalar(1.0)).mul(z_slope).add(sigma);
             [gelu, slope]
         }
+        Activation::Sigmoid => {
+            let sigma = sigmoid(gate_nf);
+            let slope = sigma.clone().mul(sigma.clone().neg().add_scalar(1.0));
+            [sigma, slope]
+        }
         Activation::ClampedSwiglu(constants) => {
             let inside_nf = to_f32_mask(gate_nf.clone().lower_equal_elem(constants.limit()));
             let gate_nf = gate_nf.clamp_max(constants.limit());
@@ -368,7 +395,7 @@ fn of_gate<B: Backend>(gate_nf: Tensor<B, 2>, activation: Activation) -> [Tensor
 /// Computes what the activated gate multiplies, and its slope; `None`: one.
 fn of_up<B: Backend>(up_nf: Tensor<B, 2>, activation: Activation) -> (Tensor<B, 2>, Option<Tensor<B, 2>>) {
     match activation {
-        Activation::Silu | Activation::GeluTanh => (up_nf, None),
+        Activation::Silu | Activation::GeluTanh | Activation::Sigmoid => (up_nf, None),
         Activation::ClampedSwiglu(constants) => {
             let limit = constants.limit();
             let inside_nf = to_f32_mask(up_nf.clone().abs().lower_equal_elem(limit));

@@ -47,7 +47,7 @@ pub fn route<B: Backend>(
     let experts_nk = ints(chosen).reshape([tokens, top_k]);
     let scores_nk = scores_ne.clone().gather(1, experts_nk.clone());
     let weights_nk = match router.normalizes {
-        true => scores_nk.clone().div(scores_nk.sum_dim(1).add_scalar(router.scores.epsilon())),
+        true => scores_nk.clone().div(scores_nk.sum_dim(1).add_scalar(router.epsilon)),
         false => scores_nk,
     };
     let weights_nk = weights_nk.mul_scalar(router.scale);
@@ -135,13 +135,13 @@ pub fn route_backward<B: Backend>(
     d_weights_nk: Tensor<B, 2>,
     like_nd: &Tensor<B, 2>,
 ) -> Tensor<B, 2> {
-    let RouterSpec { scores, normalizes, scale, .. } = routing.router;
+    let RouterSpec { scores, normalizes, epsilon, scale, .. } = routing.router;
     let s_ne = routing.scores_ne.clone();
     let s_nk = s_ne.clone().gather(1, routing.experts_nk.clone());
     let scaled_nk = d_weights_nk.clone().mul_scalar(scale);
     let ds_nk = if normalizes {
         let mean_n1 = d_weights_nk.mul(routing.weights_nk.clone()).sum_dim(1);
-        scaled_nk.sub(mean_n1).div(s_nk.clone().sum_dim(1).add_scalar(scores.epsilon()))
+        scaled_nk.sub(mean_n1).div(s_nk.clone().sum_dim(1).add_scalar(epsilon))
     } else {
         scaled_nk
     };

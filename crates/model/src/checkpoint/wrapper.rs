@@ -5,7 +5,7 @@
 //! Trade-off: without a base the folder holds the text model alone: enough for a checkpoint of a run. Its names are those of the modules in
 //! transformers, which then loads the text model and starts the other parts at random, with a warning.
 
-use firebrick_arch::{ModelConfig, TextLayout, is_other_part, other_modules};
+use firebrick_arch::{ModelConfig, TextLayout, is_other_part, other_modules, stored_name};
 use firebrick_precision::FloatType;
 
 use crate::checkpoint::read::convert::{bytes_of, stored_as};
@@ -30,7 +30,7 @@ impl<'a> WrapperTensors<'a> {
 
     /// Returns the name in the folder of a tensor of the model.
     pub(super) fn name_of(&self, name: &str) -> String {
-        self.layout.name_of(name)
+        stored_name(&self.layout.name_of(name))
     }
 
     /// Lists the tensors of other parts, for a folder of this format.

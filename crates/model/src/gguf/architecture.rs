@@ -202,6 +202,7 @@ impl Architecture {
         let [full, others @ ..] = spec.ropes.as_slice() else { return Err("no rotary embedding".to_owned()) };
         let is_read = match full.scaling {
             RopeScaling::Default | RopeScaling::Linear { .. } => true,
+            RopeScaling::Proportional { .. } => false,
             RopeScaling::Llama3 { .. } => self.divisors == Divisors::Both,
             RopeScaling::LongRope { .. } => self.divisors != Divisors::None,
             // llama.cpp reads no others in these families. It rounds the ends of the ramp, which gpt-oss does not; see the notes of a file.
@@ -257,7 +258,10 @@ impl Architecture {
                     ("rope_factors_short.weight", floats(short_factor)),
                 ]
             }
-            RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Yarn { .. } => Vec::new(),
+            RopeScaling::Default
+            | RopeScaling::Proportional { .. }
+            | RopeScaling::Linear { .. }
+            | RopeScaling::Yarn { .. } => Vec::new(),
         }
     }
 }

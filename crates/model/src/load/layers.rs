@@ -5,9 +5,9 @@ use std::sync::Arc;
 use burn_tensor::Tensor;
 use firebrick_arch::{
     Activation, EMBEDDING, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups, MlpSpec,
-    ModelSpec, ModuleSpec, PieceSpec, Role, RouterSpec, SharedGroups, TensorSpec, router_correction,
+    ModelSpec, ModuleSpec, PieceSpec, Role, SharedGroups, TensorSpec,
 };
-use firebrick_kernels::{GemmFormat, Kernels, NormWeight, Parameter};
+use firebrick_kernels::{GemmFormat, Kernels, NormWeight};
 
 use super::Builder;
 use super::on_device::BaseSpec;
@@ -81,12 +81,17 @@ impl<B: Kernels> Builder<'_, '_, B> {
             },
             after_mixer: self.layer_norm(spec, index, names.after_mixer)?,
             before_mlp: self.layer_norm(spec, index, names.before_mlp)?,
-            mlp: self.mlp(index, &layer.mlp, &mlp)?,
+            mlp: self.mlp(spec.router_correction(index), &layer.mlp, &mlp)?,
             after_mlp: self.layer_norm(spec, index, names.after_mlp)?,
         })
     }
 
-    fn mlp(&mut self, layer: usize, spec: &MlpSpec, groups: &MlpGroups) -> Result<Mlp<B>, ModelError> {
+    fn mlp(
+        &mut self,
+        correction: Option<TensorSpec>,
+        spec: &MlpSpec,
+        groups: &MlpGroups,
+    ) -> Result<Mlp<B>, ModelError> {
         match (spec, groups) {
             (_, MlpGroups::Gated(groups)) => {
                 let [gate_up, down] = groups.as_ref();
@@ -97,7 +102,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
                 MlpGroups::Experts { router, experts, shared },
             ) => Ok(Mlp::Experts(Box::new(Experts {
                 router: self.group(router)?,
-                correction: self.correction(layer, router, router_spec)?,
+                correction: correction.map(|tensor| self.vector(&tensor)).transpose()?,
                 gate_up: self.group(&experts[0])?,
                 down: self.group(&experts[1])?,
                 shared: shared.as_ref().map(|shared| self.shared(shared, activation)).transpose()?,
@@ -107,17 +112,6 @@ impl<B: Kernels> Builder<'_, '_, B> {
             }))),
             (MlpSpec::Gated { .. }, MlpGroups::Experts { .. }) => unreachable!("groups follow from the spec"),
         }
-    }
-
-    /// Reads the correction of a router's scores, if it has one.
-    fn correction(
-        &mut self,
-        layer: usize,
-        router: &GroupSpec,
-        spec: RouterSpec,
-    ) -> Result<Option<Parameter<B>>, ModelError> {
-        let module = router.modules.first().filter(|_| spec.corrects);
-        module.map(|module| self.vector(&router_correction(layer, module))).transpose()
     }
 
     fn shared(&mut self, groups: &SharedGroups, activation: Activation) -> Result<SharedExpert<B>, ModelError> {

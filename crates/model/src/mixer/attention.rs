@@ -1,11 +1,11 @@
 //! Attention as a mixer: norms and rotation of queries and keys, the operation forward and backward, sinks.
 
 use burn_tensor::Tensor;
-use firebrick_arch::{AttentionSpec, KeysAndValues};
+use firebrick_arch::{Activation, AttentionSpec, KeysAndValues, OutputGate};
 use firebrick_kernels::linear::{into_parts, into_single};
 use firebrick_kernels::{
-    AttentionOutput, Documents, Epilogue, GradientSink, HeadsEpilogue, Kernels, NormWeight, Parameter, Qkv,
-    RotaryTables, Sinks,
+    AttentionOutput, Documents, Epilogue, GradientSink, HeadPart, HeadRole, HeadsEpilogue, InputGradient, Kernels,
+    NormWeight, Parameter, Prologue, Qkv, RotaryTables, Sinks,
 };
 
 use super::{Attend, Cache, Mixed, Published};
@@ -43,7 +43,37 @@ impl<B: Kernels> Attention<B> {
         if self.spec.reads_another() {
             heads.parts.truncate(1);
         }
+        if self.spec.gate != OutputGate::None {
+            heads.parts.push(HeadPart { role: HeadRole::Gate, norm: None });
+            heads.gates_in_queries = self.spec.gate == OutputGate::PerValue;
+        }
         Epilogue::Heads(heads)
+    }
+
+    /// Builds the input of the output projection.
+    pub(super) fn gated(&self, parts: &[Tensor<B, 2>], x: Tensor<B, 2>) -> Prologue<B> {
+        let gate = parts.last().filter(|_| self.spec.gate != OutputGate::None).cloned();
+        let Some(gate) = gate else { return Prologue::None { x } };
+        let gate = if self.spec.gate == OutputGate::PerHead { self.widened(gate) } else { gate };
+        Prologue::Gated { gate, up: x, activation: Activation::Sigmoid }
+    }
+
+    /// Repeats the gate of each head for its values.
+    fn widened(&self, gate_nh: Tensor<B, 2>) -> Tensor<B, 2> {
+        let ([tokens, heads], width) = (gate_nh.dims(), self.spec.head_dim);
+        let widen = || gate_nh.clone().unsqueeze_dim::<3>(2).repeat_dim(2, width).reshape([tokens, heads * width]);
+        B::pause(&gate_nh.device(), widen)
+    }
+
+    /// Backward of [`Self::gated`] as far as the gates are an output of the first group.
+    fn gate_backward(&self, d_gate: Tensor<B, 2>) -> Tensor<B, 2> {
+        if self.spec.gate == OutputGate::PerValue {
+            return d_gate;
+        }
+        let [tokens, width] = d_gate.dims();
+        let heads = self.spec.heads;
+        let sum = || d_gate.clone().reshape([tokens, heads, width / heads]).sum_dim(2).reshape([tokens, heads]);
+        B::pause(&d_gate.device(), sum)
     }
 
     pub(super) fn forward(
@@ -73,11 +103,15 @@ impl<B: Kernels> Attention<B> {
         &self,
         parts: Vec<Tensor<B, 2>>,
         mixed: Mixed<B>,
-        d_mixed_nm: Tensor<B, 2>,
+        d_input: InputGradient<B>,
         documents: &Documents<B>,
         published: &mut Published<B>,
         sink: &mut dyn GradientSink<B>,
     ) -> Vec<Tensor<B, 2>> {
+        let (d_mixed_nm, d_gate) = match d_input {
+            InputGradient::Plain(d_mixed_nm) => (d_mixed_nm, None),
+            InputGradient::Gated { d_gate, d_up } => (d_up, Some(self.gate_backward(d_gate))),
+        };
         let statistics = mixed.statistics.expect("attention over documents returns what its backward reads");
         let (sinks, output) = (self.sinks(), AttentionOutput { o: mixed.values_nm, statistics });
         let (Qkv { q, k, v }, d_sinks) = B::packed_attention_backward(
@@ -91,7 +125,7 @@ impl<B: Kernels> Attention<B> {
         if let Some((sinks, gradient)) = self.sinks.as_ref().zip(d_sinks) {
             sink.add(&sinks.logits, gradient);
         }
-        match self.spec.keys_and_values {
+        let mut d_parts = match self.spec.keys_and_values {
             KeysAndValues::Own => vec![q, k, v],
             KeysAndValues::OfLayer(layer) => {
                 let sum = match published.gradients.remove(&layer) {
@@ -108,11 +142,14 @@ impl<B: Kernels> Attention<B> {
                 }
                 None => vec![q, k, v],
             },
-        }
+        };
+        d_parts.extend(d_gate);
+        d_parts
     }
 
     /// Returns queries, keys and values: outputs of the first group, or of another layer's.
-    fn heads(&self, parts: Vec<Tensor<B, 2>>, published: &Published<B>) -> Qkv<B> {
+    fn heads(&self, mut parts: Vec<Tensor<B, 2>>, published: &Published<B>) -> Qkv<B> {
+        parts.truncate(if self.spec.reads_another() { 1 } else { 3 });
         match self.spec.keys_and_values {
             KeysAndValues::OfLayer(layer) => {
                 let [k, v] = published.values[&layer].clone();

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use burn_tensor::{DType, Tensor};
 use firebrick_arch as arch;
 use firebrick_kernels::{
-    CachedTokens, ConvState, Documents, Epilogue, GradientSink, Hint, Kernels, KvCache, ProjectSaved, RotaryTables,
-    SoftmaxStatistics,
+    CachedTokens, ConvState, Documents, Epilogue, GradientSink, Hint, InputGradient, Kernels, KvCache, ProjectSaved,
+    Prologue, RotaryTables, SoftmaxStatistics,
 };
 
 pub use attention::{Attention, AttentionSinks};
@@ -112,19 +112,27 @@ impl<B: Kernels> Mixer<B> {
         }
     }
 
-    /// Computes the gradients of the outputs of the first group from that of the result; gradients of parameters go to the sink.
+    /// Builds the input of the output projection from the operation's result.
+    pub(crate) fn prologue(&self, parts: &[Tensor<B, 2>], x: Tensor<B, 2>) -> Prologue<B> {
+        match &self.kind {
+            MixerKind::Attention(attention) => attention.gated(parts, x),
+            MixerKind::ShortConv(_) => Prologue::None { x },
+        }
+    }
+
+    /// Computes the gradients of the outputs of the first group from that of the output projection's input; gradients of parameters go to the sink.
     pub(crate) fn backward(
         &self,
         parts: Vec<Tensor<B, 2>>,
         mixed: Mixed<B>,
-        d_mixed_nm: Tensor<B, 2>,
+        d_input: InputGradient<B>,
         documents: &Documents<B>,
         published: &mut Published<B>,
         sink: &mut dyn GradientSink<B>,
     ) -> Vec<Tensor<B, 2>> {
         match &self.kind {
-            MixerKind::Attention(attention) => attention.backward(parts, mixed, d_mixed_nm, documents, published, sink),
-            MixerKind::ShortConv(conv) => conv.backward(parts, d_mixed_nm, documents, sink),
+            MixerKind::Attention(attention) => attention.backward(parts, mixed, d_input, documents, published, sink),
+            MixerKind::ShortConv(conv) => conv.backward(parts, d_input.plain(), documents, sink),
         }
     }
 }

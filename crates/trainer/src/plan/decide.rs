@@ -164,9 +164,11 @@ pub(super) fn long_rope(config: &RunConfig, spec: &ModelSpec) -> Option<Chosen<&
             );
             Some(Chosen::new(factors, why))
         }
-        RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } | RopeScaling::Yarn { .. } => {
-            None
-        }
+        RopeScaling::Default
+        | RopeScaling::Proportional { .. }
+        | RopeScaling::Linear { .. }
+        | RopeScaling::Llama3 { .. }
+        | RopeScaling::Yarn { .. } => None,
     };
     spec.ropes.iter().find_map(of_rope)
 }

@@ -296,19 +296,28 @@ pub(super) fn given_window(json: &JsonObject) -> Result<Option<usize>, ArchError
 /// Reads `layer_types`: whether each layer has sliding attention.
 pub(super) fn layer_types(json: &JsonObject, layers: usize) -> Result<Option<Vec<bool>>, ArchError> {
     let key = "layer_types";
-    let types = match json.get(key) {
-        None => return Ok(None),
-        Some(Value::Array(types)) => types,
-        Some(other) => return Err(json.wrong_type(key, "a list of strings", other)),
-    };
+    let Some(types) = json.get(key) else { return Ok(None) };
+    let kinds = kinds_of_layers(json, types, layers, &["full_attention", "sliding_attention"])?;
+    Ok(Some(kinds.into_iter().map(|kind| kind == 1).collect()))
+}
+
+/// Returns the kind of each layer that `layer_types` lists, as its place among `kinds`.
+pub(super) fn kinds_of_layers(
+    json: &JsonObject,
+    types: &Value,
+    layers: usize,
+    kinds: &[&str],
+) -> Result<Vec<usize>, ArchError> {
+    let key = "layer_types";
+    let Value::Array(types) = types else { return Err(json.wrong_type(key, "a list of strings", types)) };
     if types.len() != layers {
         let got = format!("a list of {} layers", types.len());
         return Err(json.bad(key, got, format!("num_hidden_layers is {layers}")));
     }
-    let sliding = |kind: &Value| match kind.as_str() {
-        Some("full_attention") => Ok(false),
-        Some("sliding_attention") => Ok(true),
-        _ => Err(json.unsupported(key, kind, "Supported: \"full_attention\", \"sliding_attention\"")),
+    let place = |kind: &Value| {
+        let place = kinds.iter().position(|known| Some(*known) == kind.as_str());
+        let names = || kinds.iter().map(|kind| format!("\"{kind}\"")).collect::<Vec<_>>().join(", ");
+        place.ok_or_else(|| json.unsupported(key, kind, format!("Supported: {}", names())))
     };
-    types.iter().map(sliding).collect::<Result<_, _>>().map(Some)
+    types.iter().map(place).collect()
 }

@@ -194,6 +194,9 @@ fn read(
 }
 
 fn refuse_partial(json: &JsonObject) -> Result<(), ArchError> {
+    if json.str("rope_type")? == Some("proportional") {
+        return Ok(());
+    }
     match json.f64("partial_rotary_factor")?.filter(|&factor| factor != 1.0) {
         Some(factor) => {
             let advice = "Rotary embedding covers the whole head here; choose a model where it is 1 or absent";
@@ -240,13 +243,20 @@ fn scaling(
     match rope.str("rope_type")?.or(rope.str("type")?).unwrap_or("default") {
         // Text alone has the same position in all sections of a multimodal embedding.
         "default" | "mrope" => Ok(RopeScaling::Default),
+        "proportional" => {
+            let factor = rope.f64("partial_rotary_factor")?.unwrap_or(1.0);
+            if !(0.0..=1.0).contains(&factor) {
+                return Err(rope.bad("partial_rotary_factor", factor, "it must be at least 0 and at most 1"));
+            }
+            Ok(RopeScaling::Proportional { rotated: (factor * rotary_dim as f64 / 2.0) as usize })
+        }
         "linear" => Ok(RopeScaling::Linear { factor: positive(rope, "factor")? }),
         "llama3" => llama3(rope, original_max),
         "yarn" => yarn(rope, original_max, max_position_embeddings),
         // "su" is the name in the first files of Phi-3.
         "longrope" | "su" => long_rope(rope, rotary_dim, original_max, max_position_embeddings),
         other => {
-            let advice = "Supported: \"default\", \"linear\", \"llama3\", \"yarn\", \"longrope\"; choose a model with one of these";
+            let advice = "Supported: \"default\", \"proportional\", \"linear\", \"llama3\", \"yarn\", \"longrope\"; choose a model with one of these";
             Err(rope.unsupported("rope_type", format!("\"{other}\""), advice))
         }
     }

@@ -20,6 +20,7 @@ impl LinearOps for Flex {
         match activation {
             Activation::Silu => gated(gate_nf, up_nf, |gate, up| gate * lanes::sigmoid(gate) * up),
             Activation::GeluTanh => gated(gate_nf, up_nf, |gate, up| gate * gelu_sigma(gate) * up),
+            Activation::Sigmoid => gated(gate_nf, up_nf, |gate, up| lanes::sigmoid(gate) * up),
             Activation::ClampedSwiglu(constants) => {
                 let (alpha, limit) = (constants.alpha(), constants.limit());
                 gated(gate_nf, up_nf, move |gate, up| clamped_swiglu(gate, up, alpha, limit))
@@ -39,6 +40,7 @@ impl LinearOps for Flex {
         match activation {
             Activation::Silu => gated_backward(gate_nf, up_nf, dy_nf, silu_gradients),
             Activation::GeluTanh => gated_backward(gate_nf, up_nf, dy_nf, gelu_gradients),
+            Activation::Sigmoid => gated_backward(gate_nf, up_nf, dy_nf, sigmoid_gradients),
             Activation::ClampedSwiglu(constants) => {
                 let (alpha, limit) = (constants.alpha(), constants.limit());
                 gated_backward(gate_nf, up_nf, dy_nf, move |gate, up, dy| {
@@ -93,6 +95,12 @@ fn rotated(x: Tensor<Flex, 2>, tables: &RotaryTables<Flex>, head_dim: usize, dir
         });
     });
     tensor(y, [tokens, width])
+}
+
+#[inline(always)]
+fn sigmoid_gradients(gate: f32, up: f32, dy: f32) -> [f32; 2] {
+    let sigma = lanes::sigmoid(gate);
+    [dy * up * sigma * (1.0 - sigma), dy * sigma]
 }
 
 #[inline(always)]

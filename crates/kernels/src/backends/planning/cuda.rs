@@ -117,12 +117,13 @@ pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<Memo
     ]
 }
 
-/// Returns the bytes of `v` that are kept with queries and keys saved before their norm, because one buffer stores all three.
+/// Returns the bytes of `v` and of gates that are kept with queries and keys saved before their norm, because one buffer stores all.
 fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
     // Norms over all heads save dense copies of queries and keys instead.
     let normed = model.attentions().filter(|attention| attention.qk_norm == QkNorm::PerHead);
     let saved = if training.recompute.repeats_gemms() { 0 } else { usize::MAX };
-    normed.take(saved).map(|attention| attention.kv_size() as u64).sum::<u64>() * training.activation_bytes()
+    normed.take(saved).map(|attention| (attention.kv_size() + attention.gate_size()) as u64).sum::<u64>()
+        * training.activation_bytes()
 }
 
 /// Returns the bytes of the buffer for the widest rows, which operations share: logits of a chunk, or joined QKV with adapters.

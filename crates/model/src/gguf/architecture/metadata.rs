@@ -129,7 +129,7 @@ fn rope_keys(ropes: &[Rope]) -> Vec<(&'static str, Value)> {
         }
     };
     match rope.scaling {
-        RopeScaling::Default | RopeScaling::Llama3 { .. } => {}
+        RopeScaling::Default | RopeScaling::Proportional { .. } | RopeScaling::Llama3 { .. } => {}
         RopeScaling::Linear { factor } => scaled("linear", Some(factor), None, 1.0),
         RopeScaling::LongRope { original_max_position_embeddings, attention_factor, .. } => {
             scaled("longrope", None, Some(original_max_position_embeddings), attention_factor);

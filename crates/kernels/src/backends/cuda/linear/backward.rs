@@ -15,7 +15,7 @@ use super::operands::GroupWeight;
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Gemm, MatrixView, OfExperts, Primitive, float, tensor};
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
-use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, into_single};
+use crate::linear::{SavedHeads, SavedOutputNorm, into_single};
 use crate::{Group, InputGradient, Mask, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient};
 
 /// The gradient of a group's outputs, with the values that all GEMMs reading it share.
@@ -132,7 +132,7 @@ impl Device {
         let room = group.route.room();
         let mut d_output_norm = None;
         let (dy, owner, head_norms) = if let Some(SavedHeads { epilogue, raw }) = heads {
-            let gradients = into_parts::<3, _>(d_outputs).map(|d_output| self.flat(d_output));
+            let gradients: Vec<_> = d_outputs.into_iter().map(|d_output| self.flat(d_output)).collect();
             let raw: Vec<_> = raw.into_iter().flatten().map(|raw| self.matrix(raw)).collect();
             let raw: Option<[MatrixView; 2]> = raw.try_into().ok();
             let (joined, [d_q_norm, d_k_norm]) = self.heads_backward(&gradients, &epilogue, raw.as_ref(), room);

@@ -36,6 +36,14 @@ struct gelu_pytorch_tanh : plain_up {
     }
 };
 
+struct sigmoid : plain_up {
+    static DEVICE float value(float g) { return silu::sigmoid(g); }
+    static DEVICE void value_and_slope(float g, float &value, float &slope) {
+        value = silu::sigmoid(g);
+        slope = value * (1.0f - value);
+    }
+};
+
 // Gates of at most LIMIT, times one more than what is clamped at both sides; beyond a limit gradients are zero. The
 // constants come as the bits of floats.
 template <unsigned ALPHA_BITS, unsigned LIMIT_BITS> struct clamped_swiglu {

@@ -13,17 +13,26 @@ static constexpr unsigned ALL_LANES = 0xffffffffu;
 // Threads of a token.
 static constexpr int TOKEN_THREADS = 64;
 
-// Dense queries, keys and values, or their gradients.
+// Dense queries, keys and values, or their gradients; and a gate for each query head, which lies behind the query in the joined row, or null.
 struct Dense {
-    T *q, *k, *v;
-    int q_heads, kv_heads, head_dim;
+    T *q, *k, *v, *gate;
+    int q_heads, kv_heads, head_dim, q_step;
 
-    DEVICE int heads() const { return q_heads + 2 * kv_heads; }
+    DEVICE int heads() const { return q_heads + 2 * kv_heads + (gate != nullptr ? q_heads : 0); }
+    // The first column of a head in the joined row.
+    DEVICE int column(int index) const {
+        if (index < q_heads) return index * q_step;
+        index -= q_heads;
+        if (index < 2 * kv_heads) return q_heads * q_step + index * head_dim;
+        return (index - 2 * kv_heads) * q_step + head_dim;
+    }
     DEVICE T *head(long long token, int index) const {
         if (index < q_heads) return q + (token * q_heads + index) * head_dim;
         index -= q_heads;
         if (index < kv_heads) return k + (token * kv_heads + index) * head_dim;
-        return v + (token * kv_heads + index - kv_heads) * head_dim;
+        index -= kv_heads;
+        if (index < kv_heads) return v + (token * kv_heads + index) * head_dim;
+        return gate + (token * q_heads + index - kv_heads) * head_dim;
     }
 };
 
@@ -140,7 +149,7 @@ DEVICE void rotate_token(const Dense &dense, T *joined, const Angles &angles, lo
             for (int u = 0; u < HEADS_AT_ONCE; ++u) {
                 const int head = base + u * share.head_step;
                 if (head < heads) {
-                    const T *from = TO_DENSE ? joined + head * dense.head_dim : dense.head(token, head);
+                    const T *from = TO_DENSE ? joined + dense.column(head) : dense.head(token, head);
                     low[u] = Pack<T, V>::load_streaming(from + low_at);
                     high[u] = Pack<T, V>::load_streaming(from + high_at);
                 }
@@ -149,7 +158,7 @@ DEVICE void rotate_token(const Dense &dense, T *joined, const Angles &angles, lo
             for (int u = 0; u < HEADS_AT_ONCE; ++u) {
                 const int head = base + u * share.head_step;
                 if (head >= heads) break;
-                T *to = TO_DENSE ? dense.head(token, head) : joined + head * dense.head_dim;
+                T *to = TO_DENSE ? dense.head(token, head) : joined + dense.column(head);
                 if (head < rotated && angles.at(at)) {
                     float a[V], b[V];
                     low[u].unpack(a), high[u].unpack(b);
@@ -194,7 +203,7 @@ DEVICE void normalize_token(const Dense &dense, const T *joined, const Norms &no
         const int head = base + share.first_head;
         const bool inside = head < heads, is_query = head < dense.q_heads;
         const bool normed = inside && head < dense.q_heads + dense.kv_heads;
-        const T *from = joined + head * dense.head_dim;
+        const T *from = joined + dense.column(head);
         float squares = 0.0f;
         for (int chunk = share.lane; normed && chunk < chunks; chunk += share.count) {
             float a[V], b[V];
@@ -239,7 +248,7 @@ DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T 
         const bool inside = head < heads, is_query = head < gradients.q_heads;
         const bool normed = inside && head < gradients.q_heads + gradients.kv_heads;
         const T *dy = inside ? gradients.head(token, head) : nullptr;
-        const T *x = is_query ? raw_q + head * width : raw_k + (head - gradients.q_heads) * width;
+        const T *x = is_query ? raw_q + head * gradients.q_step : raw_k + (head - gradients.q_heads) * width;
         const float *weight = is_query ? norms.q_weight : norms.k_weight;
         const float offset = is_query ? norms.q_offset : norms.k_offset;
         const float factor = is_query ? angles.query_scale : 1.0f;
@@ -261,7 +270,7 @@ DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T 
         squares = share.sum(squares), products = share.sum(products);
         const float epsilon = is_query ? norms.q_epsilon : norms.k_epsilon;
         const float rstd = 1.0f / sqrtf(squares / width + epsilon), along = rstd * rstd * (products / width);
-        T *to = joined + head * width;
+        T *to = joined + gradients.column(head);
         for (int chunk = share.lane; inside && chunk < chunks; chunk += share.count) {
             const int at = chunk * V;
             float a[V], b[V];
@@ -286,18 +295,19 @@ DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T 
 // Dense q [n, q_heads * head_dim], k and v [n, kv_heads * head_dim] of rows `x` = [q | k | v] at x_stride (elements). With
 // kv_heads 0, k and v may be null. Weights [head_dim] may be null: no norm. cos and sin [n, rotated] may be null: no rotation; then
 // rotated is head_dim / 2, and otherwise at most that. query_scale [n] may be null: no factor; otherwise rotated is head_dim / 2.
-// interleaved != 0 rotates neighboring columns. inverse != 0 rotates the other way. head_dim is even. Outputs must not overlap x.
+// interleaved != 0 rotates neighboring columns. With a gate, queries are q_step = 2 * head_dim columns apart in x; otherwise
+// q_step is head_dim and gate null. inverse != 0 rotates the other way. head_dim is even. Outputs must not overlap x.
 // grid (ceil(n / 4)), block (64, 4): four tokens per block, any other grid works too; no dynamic shared memory.
 KERNEL __launch_bounds__(256)
 heads_forward(T *q, T *k, T *v, const T *x, long long x_stride, const float *q_weight, const float *k_weight,
               float q_offset, float k_offset, float q_epsilon, float k_epsilon, const float *cos, const float *sin,
               const float *query_scale, int rotated, int interleaved, int inverse, long long n, int q_heads, int kv_heads,
-              int head_dim) {
-    const Dense dense = {q, k, v, q_heads, kv_heads, head_dim};
+              int head_dim, T *gate, int q_step) {
+    const Dense dense = {q, k, v, gate, q_heads, kv_heads, head_dim, q_step};
     const Norms norms = {q_weight, k_weight, q_offset, k_offset, q_epsilon, k_epsilon};
     const int half = head_dim / 2;
     const bool vectors = half % 8 == 0 && rotated % 8 == 0 && x_stride % 8 == 0 &&
-                         aligned16(q, k, v, x, q_weight, k_weight, cos, sin);
+                         aligned16(q, k, v, gate, x, q_weight, k_weight, cos, sin);
     const long long step = static_cast<long long>(gridDim.x) * blockDim.y;
     for (long long token = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y; token < n; token += step) {
         T *row = const_cast<T *>(x) + token * x_stride;
@@ -320,13 +330,14 @@ heads_backward(T *dx, long long dx_stride, const T *dq, const T *dk, const T *dv
                const T *raw_k, long long raw_k_stride, const float *q_weight, const float *k_weight, float q_offset,
                float k_offset, float q_epsilon, float k_epsilon, const float *cos, const float *sin,
                const float *query_scale, int rotated, int interleaved, long long n, int q_heads, int kv_heads,
-               int head_dim) {
-    const Dense dense = {const_cast<T *>(dq), const_cast<T *>(dk), const_cast<T *>(dv), q_heads, kv_heads, head_dim};
+               int head_dim, T *gate, int q_step) {
+    const Dense dense = {const_cast<T *>(dq), const_cast<T *>(dk), const_cast<T *>(dv), gate, q_heads, kv_heads,
+                         head_dim,            q_step};
     const Norms norms = {q_weight, k_weight, q_offset, k_offset, q_epsilon, k_epsilon};
     const int half = head_dim / 2;
     const bool vectors = half % 8 == 0 && rotated % 8 == 0 && dx_stride % 8 == 0 && raw_q_stride % 8 == 0 &&
                          raw_k_stride % 8 == 0 &&
-                         aligned16(dx, dq, dk, dv, raw_q, raw_k, q_weight, k_weight, cos, sin);
+                         aligned16(dx, dq, dk, dv, gate, raw_q, raw_k, q_weight, k_weight, cos, sin);
     const long long step = static_cast<long long>(gridDim.x) * blockDim.y;
     for (long long token = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y; token < n; token += step) {
         T *row = dx + token * dx_stride;
@@ -346,13 +357,13 @@ heads_backward(T *dx, long long dx_stride, const T *dq, const T *dk, const T *dv
 static constexpr int LANE_COLUMNS = 16;
 
 // partial [gridDim.x, head_dim] = sums of parts of the gradient of a norm's weight: of the dense gradients dy [n, heads * head_dim]
-// of rotated heads, and the raw heads x at x_stride. cos and sin [n, rotated] may be null, and so may query_scale [n]. head_dim is even and
+// of rotated heads, and the raw heads x at x_stride, head_step columns apart. cos and sin [n, rotated] may be null, and so may query_scale [n]. head_dim is even and
 // at most 512.
 // grid (any), block (256) exactly: a warp per head; no dynamic shared memory. Bounded to the registers of three blocks, which need no spills.
 KERNEL __launch_bounds__(256, 3)
 heads_norm_gradient(float *partial, const T *dy, const T *x, long long x_stride, float epsilon, const float *cos,
                     const float *sin, const float *query_scale, int rotated, int interleaved, long long n, int heads,
-                    int head_dim) {
+                    int head_dim, int head_step) {
     constexpr int WARPS = 8;
     __shared__ float sums[WARPS][32 * LANE_COLUMNS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -360,7 +371,7 @@ heads_norm_gradient(float *partial, const T *dy, const T *x, long long x_stride,
     const long long step = static_cast<long long>(gridDim.x) * WARPS;
     for (long long unit = static_cast<long long>(blockIdx.x) * WARPS + warp; unit < n * heads; unit += step) {
         const long long token = unit / heads;
-        const T *gradient = dy + unit * head_dim, *raw = x + token * x_stride + unit % heads * head_dim;
+        const T *gradient = dy + unit * head_dim, *raw = x + token * x_stride + unit % heads * head_step;
         float squares = 0.0f;
         for (int column = lane; column < head_dim; column += 32) {
             const float value = to_float(raw[column]);

@@ -22,21 +22,40 @@ struct HeadCounts {
     query: usize,
     key_value: usize,
     width: usize,
+    /// Dense gates that lie behind the queries in the joined rows, or 0.
+    gate: u64,
 }
 
 impl HeadCounts {
-    fn of(parts: &[usize], width: usize) -> Self {
-        let [q, k, v] = parts else { panic!("a heads epilogue needs a group of three parts, got {parts:?}") };
-        assert!(k == v && q % width == 0 && k % width == 0, "parts {parts:?} of heads of width {width}");
-        Self { query: q / width, key_value: k / width, width }
+    /// Takes the widths of dense queries, keys, values and perhaps gates.
+    fn of(outputs: &[usize], width: usize, gate: u64) -> Self {
+        let [q, k, v, ..] = outputs else { panic!("a heads epilogue needs queries, keys and values, got {outputs:?}") };
+        assert!(k == v && q % width == 0 && k % width == 0, "outputs {outputs:?} of heads of width {width}");
+        Self { query: q / width, key_value: k / width, width, gate }
+    }
+
+    /// Returns the columns from one query to the next in the joined rows.
+    fn query_step(&self) -> usize {
+        if self.gate == 0 { self.width } else { 2 * self.width }
     }
 
     fn arguments(&self, arguments: Arguments, tokens: usize) -> Arguments {
         arguments! {
             arguments =>
             n: long(tokens), q_heads: int(self.query), kv_heads: int(self.key_value), head_dim: int(self.width),
+            gate: address(self.gate), q_step: int(self.query_step()),
         }
     }
+}
+
+/// Returns the widths of the outputs of a group with these parts: gates among the queries are one more.
+fn output_widths(parts: &[usize], epilogue: &HeadsEpilogue<Cuda>) -> Vec<usize> {
+    let mut widths = parts.to_vec();
+    if epilogue.gates_in_queries {
+        widths[0] /= 2;
+        widths.push(widths[0]);
+    }
+    widths
 }
 
 /// Further inputs of the kernels; holds their memory.
@@ -107,10 +126,11 @@ impl Constants {
 /// Returns the norms of queries and keys of an epilogue.
 ///
 /// # Panics
-/// If its parts are not queries, keys and values, or only one of the first two is normalized: the kernels know no other groups.
+/// If its parts are not queries, keys, values and perhaps gates, or only one of the first two is normalized: the kernels know no other groups.
 fn qk_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<[&NormWeight<Cuda>; 2]> {
     let roles: Vec<_> = epilogue.parts.iter().map(|part| part.role).collect();
-    assert_eq!(roles, [HeadRole::Query, HeadRole::Key, HeadRole::Value], "parts of a heads epilogue on CUDA");
+    let known = [HeadRole::Query, HeadRole::Key, HeadRole::Value, HeadRole::Gate];
+    assert!(roles.len() >= 3 && known.starts_with(&roles), "parts of a heads epilogue on CUDA: {roles:?}");
     match [0, 1, 2].map(|part: usize| epilogue.parts[part].norm.as_ref()) {
         [None, None, None] => None,
         [Some(q), Some(k), None] => Some([q, k]),
@@ -197,11 +217,16 @@ impl Device {
         parts: &[usize],
         epilogue: &HeadsEpilogue<Cuda>,
     ) -> Vec<Tensor<Cuda, 2>> {
-        let heads = HeadCounts::of(parts, epilogue.head_dim);
+        let widths = output_widths(parts, epilogue);
         let sizes = [joined.rows, epilogue.head_dim];
         let constants = Constants::new(self, head_norms(epilogue), epilogue.rotary.as_ref(), sizes);
-        let outputs: Vec<_> = parts.iter().map(|&width| self.empty_matrix(joined.rows, width, joined.dtype)).collect();
+        let outputs: Vec<_> = widths.iter().map(|&width| self.empty_matrix(joined.rows, width, joined.dtype)).collect();
         let addresses = [0, 1, 2].map(|part: usize| outputs[part].address);
+        let gate = outputs.get(3).filter(|_| epilogue.gates_in_queries).map_or(0, |gate| gate.address);
+        let heads = HeadCounts::of(&widths, epilogue.head_dim, gate);
+        if let (Some(gates), 0) = (outputs.get(3), gate) {
+            self.copy_rows(joined.columns(parts[..3].iter().sum(), gates.width), gates.block());
+        }
         self.launch_heads(addresses, joined, &constants, heads, false);
         outputs.into_iter().map(|output| tensor(output.tensor)).collect()
     }
@@ -229,19 +254,20 @@ impl Device {
     /// norm weights that train. `raw` are queries and keys before their norm.
     pub(super) fn heads_backward(
         &self,
-        gradients: &[MatrixView; 3],
+        gradients: &[MatrixView],
         epilogue: &HeadsEpilogue<Cuda>,
         raw: Option<&[MatrixView; 2]>,
         room: usize,
     ) -> (DeviceBlock, [Option<Primitive>; 2]) {
-        let [dq, dk, dv] = gradients;
-        let parts = [dq.width, dk.width, dv.width];
+        let [dq, dk, dv, gates @ ..] = gradients else { panic!("gradients of queries, keys and values") };
+        let widths: Vec<usize> = gradients.iter().map(|gradient| gradient.width).collect();
         assert_eq!(qk_norms(epilogue).is_some(), raw.is_some(), "normalized heads are saved before their norm");
-        let heads = HeadCounts::of(&parts, epilogue.head_dim);
+        let gate = gates.first().filter(|_| epilogue.gates_in_queries).map_or(0, |gate| gate.address);
+        let heads = HeadCounts::of(&widths, epilogue.head_dim, gate);
         let sizes = [dq.rows, epilogue.head_dim];
         let constants = Constants::new(self, head_norms(epilogue), epilogue.rotary.as_ref(), sizes);
         let raw_of_heads = raw.filter(|_| head_norms(epilogue).is_some());
-        let joined = self.scratch_rows([dq.rows, parts.iter().sum()], room, dq.dtype);
+        let joined = self.scratch_rows([dq.rows, widths.iter().sum()], room, dq.dtype);
         let are_dense = gradients.iter().all(|gradient| gradient.is_dense() && gradient.dtype == dq.dtype);
         assert!(are_dense, "gradients of heads are dense");
         let raw_at = |part: usize| raw_of_heads.map_or((0, 0), |raw| (raw[part].address, raw[part].stride));
@@ -257,13 +283,17 @@ impl Device {
         // SAFETY: the gradients are dense with the heads of their part; the joined rows have room for all of them; raw rows have
         // their strides; constants are as for the forward pass.
         unsafe { self.launch(launch, &heads.arguments(arguments, joined.rows)) };
+        if let (Some(gates), 0) = (gates.first(), gate) {
+            self.copy_rows(gates.block(), joined.columns(widths[..3].iter().sum(), gates.width));
+        }
         if let (Some(norms), Some(raw)) = (projection_norms(epilogue), raw) {
             return (joined, self.normalize_projections_backward(joined, raw, norms));
         }
         let d_norms = match (raw_of_heads, head_norms(epilogue)) {
             (Some([q, k]), Some([q_norm, k_norm])) => {
                 let of = |(gradient, raw, norm): (_, _, &NormWeight<Cuda>), of_queries| {
-                    let compute = || self.heads_norm_gradient([gradient, raw], norm, &constants, of_queries);
+                    let step = if of_queries { heads.query_step() } else { heads.width };
+                    let compute = || self.heads_norm_gradient([gradient, raw], norm, &constants, of_queries, step);
                     norm.trains.then(compute)
                 };
                 [of((dq, q, q_norm), true), of((dk, k, k_norm), false)]
@@ -280,6 +310,7 @@ impl Device {
         norm: &NormWeight<Cuda>,
         constants: &Constants,
         of_queries: bool,
+        head_step: usize,
     ) -> Primitive {
         let [width] = norm.weight.dims();
         assert!(width <= 512, "the gradient of a head's norm is summed for widths of at most 512, got {width}");
@@ -292,7 +323,7 @@ impl Device {
         };
         let arguments = arguments! {
             constants.table_arguments(arguments, of_queries) =>
-            n: long(gradient.rows), heads: int(heads), head_dim: int(width),
+            n: long(gradient.rows), heads: int(heads), head_dim: int(width), head_step: int(head_step),
         };
         let bytes = 2 * gradient.bytes();
         let launch = Source::Heads.launch(gradient.dtype, "heads_norm_gradient", grid(blocks, 256), bytes);
@@ -313,7 +344,7 @@ impl Device {
         let rotation = RotaryTables { query_scale: None, ..tables.clone() };
         let constants = Constants::new(self, None, Some(&rotation), [x.rows, head_dim]);
         let y = self.empty_matrix(x.rows, x.width, x.dtype);
-        let heads = HeadCounts { query: x.width / head_dim, key_value: 0, width: head_dim };
+        let heads = HeadCounts { query: x.width / head_dim, key_value: 0, width: head_dim, gate: 0 };
         self.launch_heads([y.address, 0, 0], x.block(), &constants, heads, inverse);
         y
     }
@@ -325,7 +356,7 @@ mod tests {
 
     #[test]
     fn parts_are_whole_heads() {
-        let heads = HeadCounts::of(&[4096, 1024, 1024], 128);
+        let heads = HeadCounts::of(&[4096, 1024, 1024], 128, 0);
         assert_eq!((heads.query, heads.key_value), (32, 8));
     }
 }

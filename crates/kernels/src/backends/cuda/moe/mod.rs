@@ -124,7 +124,7 @@ impl Device {
             correction: address(correction.map_or(0, |correction| correction.address)), n: long(tokens), e: int(experts),
             k: int(top_k), sigmoid: i32(i32::from(router.scores == RouterScores::Sigmoid)),
             normalizes: i32(i32::from(router.normalizes)), scale: f32(router.scale as f32),
-            epsilon: f32(router.scores.epsilon() as f32), groups: int(groups.count), chosen_groups: int(groups.chosen),
+            epsilon: f32(router.epsilon as f32), groups: int(groups.count), chosen_groups: int(groups.chosen),
         };
         // SAFETY: logits and scores are [n, e], the correction [e] or null, the others [n, k], all dense; e is at most what a warp's masks hold, and
         // the groups divide it.
@@ -164,7 +164,7 @@ impl Device {
     }
 
     fn route_backward(&self, routing: &Routing<Cuda>, d_weights: &MatrixView, dtype: DType) -> MatrixView {
-        let RouterSpec { scores: kind, normalizes, scale, .. } = routing.router;
+        let RouterSpec { scores: kind, normalizes, epsilon, scale, .. } = routing.router;
         let scores = self.flat(routing.scores_ne.clone());
         let chosen = self.int_matrix(routing.experts_nk.clone());
         let weights = self.flat(routing.weights_nk.clone());
@@ -175,7 +175,7 @@ impl Device {
             d_logits: rows(&d_logits), scores: rows(&scores), experts: rows(&chosen), weights: rows(&weights),
             d_weights: rows(d_weights), n: long(scores.rows), e: int(scores.width), k: int(weights.width),
             sigmoid: i32(i32::from(kind == RouterScores::Sigmoid)), normalizes: i32(i32::from(normalizes)),
-            scale: f32(scale as f32), epsilon: f32(kind.epsilon() as f32),
+            scale: f32(scale as f32), epsilon: f32(epsilon as f32),
         };
         // SAFETY: shapes as in `route`, and the gradient of the weights has theirs.
         unsafe { self.launch(routing_launch("route_backward", dtype, blocks, bytes), &arguments) };

@@ -1,0 +1,198 @@
+//! LFM2 and LFM2.5: gated short convolutions in most layers, attention in the others; and LFM2-MoE, with mixtures of experts in all layers but the
+//! first ones.
+//!
+//! Defaults are those of transformers' `Lfm2Config` and `Lfm2MoeConfig`. `hidden_act` is no key of either: the activation is SiLU.
+//! Not supported: biases of convolutions (`conv_bias`), which no published model has.
+
+use serde_json::Value;
+
+use super::keys::rope::rope_with_theta;
+use super::keys::{Base, Defaults, bool_or, experts, kinds_of_layers, positive_or, size, size_or};
+use crate::error::ArchError;
+use crate::json::JsonObject;
+use crate::mixer::{Mixer, QkNorm, ShortConvSpec};
+use crate::naming::Naming;
+use crate::router::{RouterScores, RouterSpec};
+use crate::spec::{Activation, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+
+/// The base of the frequencies when a config names none.
+const DEFAULT_THETA: f64 = 1_000_000.0;
+
+pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
+    let mlp = gated(dense_width(json)?);
+    model(json, |_, _| Ok(mlp.clone()))
+}
+
+pub(super) fn moe_spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
+    let (dense, dense_layers) = (gated(size_or(json, "intermediate_size", 7168)?), json.usize("num_dense_layers")?);
+    let is_dense = |layer| layer < dense_layers.unwrap_or(2);
+    model(json, |layer, layers| if is_dense(layer) { Ok(dense.clone()) } else { mixture(json, layers) })
+}
+
+/// Reads a model whose layers have these MLPs, by their number and the number of all.
+fn model(json: &JsonObject, mlp: impl Fn(usize, usize) -> Result<MlpSpec, ArchError>) -> Result<ModelSpec, ArchError> {
+    let defaults = Defaults { head_dim: None, kv_heads: Some(8), max_position_embeddings: 128_000, rms_norm_eps: 1e-5 };
+    let mut base = Base::read(json, defaults)?;
+    base.attention.qk_norm = QkNorm::PerHead;
+    let conv = conv(json, 3)?;
+    let layer = |(index, is_attention): (usize, bool)| {
+        let layer = base.layer(mlp(index, base.count)?, LayerNorms::Pre, None);
+        let mixer = if is_attention { layer.mixer } else { Mixer::ShortConv(conv.clone()) };
+        Ok(LayerSpec { mixer, ..layer })
+    };
+    let kinds = attention_layers(json, base.count)?;
+    let layers = kinds.into_iter().enumerate().map(layer).collect::<Result<_, ArchError>>()?;
+    let theta = positive_or(json, "theta", DEFAULT_THETA)?;
+    let spec = base.model(layers, vec![rope_with_theta(json, &base, theta)?])?;
+    let tie = if json.get("tie_embedding").is_some() { "tie_embedding" } else { "tie_word_embeddings" };
+    Ok(ModelSpec {
+        naming: Naming::Lfm2,
+        rms_norm_eps: positive_or(json, "norm_eps", 1e-5)?,
+        tie_word_embeddings: bool_or(json, tie, true)?,
+        ..spec
+    })
+}
+
+/// Reads the convolution; filters cover `absent` tokens where no key says it.
+pub(super) fn conv(json: &JsonObject, absent: usize) -> Result<ShortConvSpec, ArchError> {
+    if bool_or(json, "conv_bias", false)? {
+        return Err(json.unsupported("conv_bias", true, "Convolutions have no biases here; choose a model without"));
+    }
+    let (key, width) = ("conv_L_cache", size_or(json, "conv_L_cache", absent)?);
+    let most = ShortConvSpec::MAX_WIDTH;
+    if width > most {
+        return Err(json.bad(key, width, format!("it must be at most {most}")));
+    }
+    Ok(ShortConvSpec { channels: size(json, "hidden_size")?, width })
+}
+
+/// Returns whether each layer has attention: by `layer_types`, or by the list `full_attn_idxs`; without both all of them have it.
+fn attention_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchError> {
+    if let Some(types) = json.get("layer_types") {
+        let kinds = kinds_of_layers(json, types, layers, &["conv", "full_attention"])?;
+        return Ok(kinds.into_iter().map(|kind| kind == 1).collect());
+    }
+    let key = "full_attn_idxs";
+    let Some(indices) = json.get(key) else { return Ok(vec![true; layers]) };
+    let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
+    let indices: Option<Vec<usize>> = indices.as_array().and_then(|list| list.iter().map(number).collect());
+    let indices = indices.ok_or_else(|| json.bad(key, json.get(key).unwrap_or(&Value::Null), "it must list layers"))?;
+    Ok((0..layers).map(|layer| indices.contains(&layer)).collect())
+}
+
+/// Reads the width of an MLP, which transformers adjusts unless `block_auto_adjust_ff_dim` is false: two thirds, times a factor, up to a multiple.
+fn dense_width(json: &JsonObject) -> Result<usize, ArchError> {
+    let key = if json.get("block_ff_dim").is_some() { "block_ff_dim" } else { "intermediate_size" };
+    let width = size_or(json, key, 12_288)?;
+    if !bool_or(json, "block_auto_adjust_ff_dim", true)? {
+        return Ok(width);
+    }
+    let width = 2 * width / 3;
+    let multiple = size_or(json, "block_multiple_of", 256)?;
+    let factor = if json.is_null("block_ffn_dim_multiplier") {
+        None
+    } else {
+        Some(positive_or(json, "block_ffn_dim_multiplier", 1.0)?)
+    };
+    Ok(factor.map_or(width, |factor| ((factor * width as f64) as usize).next_multiple_of(multiple)).max(1))
+}
+
+fn gated(intermediate_size: usize) -> MlpSpec {
+    MlpSpec::Gated { intermediate_size, activation: Activation::Silu, fused: false, bias: false }
+}
+
+fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
+    let (count, top_k) = experts(json, ["num_experts", "num_local_experts"], [32, 4], layers)?;
+    Ok(MlpSpec::Experts {
+        count,
+        top_k,
+        intermediate_size: size_or(json, "moe_intermediate_size", 1792)?,
+        activation: Activation::Silu,
+        router: RouterSpec {
+            scores: RouterScores::Sigmoid,
+            normalizes: bool_or(json, "norm_topk_prob", true)?,
+            epsilon: 1e-6,
+            scale: positive_or(json, "routed_scaling_factor", 1.0)?,
+            corrects: bool_or(json, "use_expert_bias", true)?,
+            bias: false,
+            groups: None,
+        },
+        shared: None,
+        names: ExpertNames::Lfm2,
+        fused: false,
+        bias: false,
+        mxfp4: false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::families::tests::{model, refused};
+
+    fn has_attention(changes: &[(&str, Value)]) -> Vec<bool> {
+        let more = [&[("num_hidden_layers", json!(3))], changes].concat();
+        model("lfm2", &more).layers.iter().map(|layer| layer.mixer.attention().is_some()).collect()
+    }
+
+    #[test]
+    fn layers_are_convolutions_by_both_keys() {
+        let types = json!(["conv", "full_attention", "conv"]);
+        assert_eq!(has_attention(&[("layer_types", types)]), [false, true, false]);
+        assert_eq!(has_attention(&[("full_attn_idxs", json!([0, 2]))]), [true, false, true]);
+        assert_eq!(has_attention(&[]), [true; 3]);
+        let message = refused("lfm2", &[("layer_types", json!(["conv", "sliding_attention"]))]);
+        assert!(message.contains("sliding_attention") && message.contains("conv"), "{message}");
+        assert!(refused("lfm2", &[("conv_bias", json!(true))]).contains("conv_bias"));
+        assert!(refused("lfm2", &[("conv_L_cache", json!(9))]).contains("at most 8"));
+    }
+
+    #[test]
+    fn widths_of_mlps_are_adjusted_as_in_transformers() {
+        let width = |changes: &[(&str, Value)]| model("lfm2", changes).layers[0].mlp.intermediate_size();
+        let published = [("block_ff_dim", json!(12_288)), ("block_ffn_dim_multiplier", json!(1.0))];
+        assert_eq!(width(&published), 8192);
+        let smaller = [("block_ff_dim", json!(6656)), ("block_ffn_dim_multiplier", json!(1.0))];
+        assert_eq!(width(&smaller), 4608);
+        let wider = [("block_ff_dim", json!(128)), ("block_ffn_dim_multiplier", json!(1.1))];
+        assert_eq!(width(&[&wider[..], &[("block_multiple_of", json!(32))]].concat()), 96);
+        assert_eq!(width(&[("intermediate_size", json!(100)), ("block_auto_adjust_ff_dim", json!(false))]), 100);
+    }
+
+    #[test]
+    fn names_are_its_own() {
+        let changes = [("layer_types", json!(["conv", "full_attention"])), ("num_experts", json!(4))];
+        let changes = [&changes[..], &[("num_dense_layers", json!(1)), ("num_experts_per_tok", json!(2))]].concat();
+        let spec = model("lfm2_moe", &changes);
+        let names: Vec<String> = spec.tensors().into_iter().map(|tensor| tensor.name).collect();
+        for name in [
+            "model.layers.0.operator_norm.weight",
+            "model.layers.0.conv.conv.weight",
+            "model.layers.0.feed_forward.w2.weight",
+            "model.layers.1.ffn_norm.weight",
+            "model.layers.1.self_attn.out_proj.weight",
+            "model.layers.1.self_attn.k_layernorm.weight",
+            "model.layers.1.feed_forward.gate.weight",
+            "model.layers.1.feed_forward.expert_bias",
+            "model.layers.1.feed_forward.experts.3.w1.weight",
+            "model.embedding_norm.weight",
+        ] {
+            assert!(names.iter().any(|found| found == name), "{name} in {names:?}");
+        }
+        let targets = spec.linear_module_names();
+        assert_eq!(
+            targets,
+            [
+                "in_proj",
+                "out_proj",
+                "feed_forward.w1",
+                "feed_forward.w3",
+                "feed_forward.w2",
+                "q_proj",
+                "k_proj",
+                "v_proj"
+            ]
+        );
+    }
+}
