@@ -19,7 +19,12 @@ from make_llama_goldens import (
 )
 from transformers import LlamaConfig, LlamaForCausalLM
 
-# Seeds of the ids for logits and full gradients, of those with the adapter, of the packed sequence, of the prompts and of the short documents.
+# Lengths of documents where layers carry something from token to token: some shorter than a convolution reaches, so that several lie within its
+# reach, and some longer. Those of a recurrent rule are also longer than one and than two of the chunks of 64 tokens that it is computed in.
+SHORT = [3, 1, 2, 1, 17, 24]
+CHUNKED = [3, 1, 70, 131]
+
+# Seeds of the ids for logits and full gradients, of those with the adapter, of the packed sequence, of the prompts and of such documents.
 FAMILIES = {
     "tiny-llama-bias": dict(ids=401, lora=411, packed=421, prompts=[437, 434]),
     "tiny-mistral": dict(ids=402, lora=412, packed=422, prompts=[435, 442]),
@@ -41,9 +46,12 @@ FAMILIES = {
     "tiny-glm": dict(ids=538, lora=545, packed=555, prompts=[430, 437]),
     "tiny-glm4": dict(ids=533, lora=543, packed=553, prompts=[436, 435]),
     "tiny-ministral3": dict(ids=534, lora=544, packed=554, prompts=[439, 430]),
-    "tiny-lfm2": dict(ids=1000, lora=7000, packed=3002, prompts=[430, 431], documents=5000),
+    "tiny-lfm2": dict(ids=1000, lora=7000, packed=3002, prompts=[430, 431], documents=(5000, SHORT)),
     "tiny-lfm2-moe": dict(ids=1007, lora=7000, packed=3002, prompts=[430, 435]),
-    "tiny-lfm3": dict(ids=1000, lora=7000, packed=3002, prompts=[430, 430], documents=5000),
+    "tiny-lfm3": dict(ids=1000, lora=7000, packed=3002, prompts=[430, 430], documents=(5000, SHORT)),
+    "tiny-qwen3-5": dict(ids=1000, lora=7000, packed=3002, prompts=[434, 431], documents=(5000, CHUNKED)),
+    "tiny-qwen3-5-moe": dict(ids=1063, lora=7009, packed=3011, prompts=[434, 430]),
+    "tiny-qwen3-next": dict(ids=1000, lora=7016, packed=3005, prompts=[438, 433]),
 }
 
 # The same for text models with a vision tower, given text only. Gradients have the names of the text model alone.
@@ -67,9 +75,6 @@ SPECIAL_CHECKPOINTS = {"tiny-phi3-long": 451}
 # One prompt is shorter than the sliding window of tiny-mistral (12), the other is longer. The new ids reach beyond the
 # window in both cases.
 PROMPT_TOKENS = [7, 20]
-
-# Where layers carry something from token to token: documents shorter than a convolution reaches, so that several lie within its reach, and longer.
-DOCUMENTS = [3, 1, 2, 1, 17, 24]
 
 
 @torch.no_grad()
@@ -109,23 +114,23 @@ def make_family(maker, name, seeds):
     prompts = [random_ids(seed)[:1, :tokens] for seed, tokens in zip(seeds["prompts"], PROMPT_TOKENS)]
     make_generation(maker, name, prompts)
     if "documents" in seeds:
-        make_documents(maker, name, seeds["documents"])
+        make_documents(maker, name, *seeds["documents"])
 
 
-def make_documents(maker, name, seed):
+def make_documents(maker, name, seed, lengths):
     """Documents of as few as one token, each alone: the logits that they must have packed into one sequence, and the gradients of the packed loss,
     which is the mean over the loss tokens of all. A document of one token has none."""
-    model, ids = maker.base(name), random_ids(seed)[0]
-    documents, logits, loss = ids.split(DOCUMENTS), [], 0.0
-    for document in documents:
+    model, ids = maker.base(name), random_ids(seed, shape=(sum(lengths),))
+    logits, loss = [], 0.0
+    for document in ids.split(lengths):
         logits.append(model(document[None]).logits)
         losses = torch.nn.functional.cross_entropy(logits[-1][0, :-1], document[1:], reduction="sum")
-        loss += losses / (TOKENS - len(documents))
+        loss += losses / (len(ids) - len(lengths))
     loss.backward()
     tensors = {f"grad.{name}": gradient for name, gradient in gradients_on_disk(model).items()}
     tensors["input_ids"] = ids[None]
-    tensors["position_ids"] = torch.cat([torch.arange(length) for length in DOCUMENTS])[None]
-    tensors["cu_seqlens"] = torch.tensor([0, *DOCUMENTS]).cumsum(0)
+    tensors["position_ids"] = torch.cat([torch.arange(length) for length in lengths])[None]
+    tensors["cu_seqlens"] = torch.tensor([0, *lengths]).cumsum(0)
     maker.save(f"{name}-documents", dict(logits=torch.cat(logits, dim=1), loss=loss.reshape(1), **tensors))
 
 

@@ -98,9 +98,9 @@ class Maker:
         return PeftModel.from_pretrained(base, self.fixtures / name, is_trainable=trainable).eval()
 
 
-def random_ids(seed, vocabulary=262):
+def random_ids(seed, vocabulary=262, shape=(ROWS, TOKENS)):
     """By default the 262 ids of the tokenizer: two rows of the embedding get no gradient from the input side."""
-    return torch.randint(0, vocabulary, (ROWS, TOKENS), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def loss_of(model, input_ids):

@@ -32,20 +32,20 @@ pub use sample::{is_slow, sample, some_in_turn};
 
 /// One checkpoint per family. Each has an adapter `<name>-lora` on all projections but experts, and the golden files `<name>`, `<name>-lora`,
 /// `<name>-full-gradients`, `<name>-packed` and `<name>-generation`. A new family is one more line here.
-pub const FAMILIES: [&str; 28] = [
+pub const FAMILIES: [&str; 31] = [
     "tiny-llama",
-    "tiny-llama-bias", // biases on all projections
-    "tiny-mistral",    // sliding window, head_dim 24
-    "tiny-qwen2",      // biases on q, k and v; tied head
-    "tiny-qwen3",      // norms of q and k; head_dim 32
-    "tiny-olmo2",      // norms after attention and MLP, and of all heads of q and of k
-    "tiny-phi3",       // fused projections, 12 of 16 columns rotated, longrope
-    "tiny-smollm3",    // one of two layers without rotation
-    "tiny-gemma2",     // norms around attention and MLP, soft caps, scaled embedding, gated GELU
-    "tiny-gemma3",     // norms of q and k; a rope per type of layer
-    "tiny-mixtral",    // experts in both layers, weights that add up to one
-    "tiny-qwen3-moe",  // a dense layer and one of experts, norms of q and k
-    "tiny-qwen2-moe",  // experts in both layers, a shared one behind a gate, biases on q, k and v
+    "tiny-llama-bias",  // biases on all projections
+    "tiny-mistral",     // sliding window, head_dim 24
+    "tiny-qwen2",       // biases on q, k and v; tied head
+    "tiny-qwen3",       // norms of q and k; head_dim 32
+    "tiny-olmo2",       // norms after attention and MLP, and of all heads of q and of k
+    "tiny-phi3",        // fused projections, 12 of 16 columns rotated, longrope
+    "tiny-smollm3",     // one of two layers without rotation
+    "tiny-gemma2",      // norms around attention and MLP, soft caps, scaled embedding, gated GELU
+    "tiny-gemma3",      // norms of q and k; a rope per type of layer
+    "tiny-mixtral",     // experts in both layers, weights that add up to one
+    "tiny-qwen3-moe",   // a dense layer and one of experts, norms of q and k
+    "tiny-qwen2-moe",   // experts in both layers, a shared one behind a gate, biases on q, k and v
     "tiny-glm4-moe", // sigmoid router with corrections and groups, a shared expert, norms of q and k, biases, half of each head rotated
     "tiny-gpt-oss",  // experts with biases and clamped gates, sinks, a window in one layer, biases on all projections
     "tiny-olmo3",    // as OLMo 2; a window in one layer, a scaled rope in the other
@@ -57,6 +57,9 @@ pub const FAMILIES: [&str; 28] = [
     "tiny-lfm2",     // gated short convolutions in two of four layers, norms of q and k, other names
     "tiny-lfm2-moe", // the same with experts in two of three layers, a sigmoid router with corrections
     "tiny-lfm3", // short convolutions, a window, a rope per type of attention, norms around both halves, gates of heads
+    "tiny-qwen3-5", // Gated DeltaNet in three of four layers; gates among the queries, a quarter of each head rotated
+    "tiny-qwen3-5-moe", // the same with experts and a shared one in both layers
+    "tiny-qwen3-next", // projections by key head, a dense layer and one of experts
     "tiny-gemma3-vl", // the text model of a checkpoint with a vision tower, as are the next
     "tiny-mistral3", // an untied head, head_dim 24
     "tiny-qwen2-5-vl", // stored under the text model's own names
@@ -64,12 +67,23 @@ pub const FAMILIES: [&str; 28] = [
 ];
 
 /// Those of [`FAMILIES`] with experts.
-pub const MIXTURES: [&str; 6] =
-    ["tiny-mixtral", "tiny-qwen3-moe", "tiny-qwen2-moe", "tiny-glm4-moe", "tiny-gpt-oss", "tiny-lfm2-moe"];
+pub const MIXTURES: [&str; 8] = [
+    "tiny-mixtral",
+    "tiny-qwen3-moe",
+    "tiny-qwen2-moe",
+    "tiny-glm4-moe",
+    "tiny-gpt-oss",
+    "tiny-lfm2-moe",
+    "tiny-qwen3-5-moe",
+    "tiny-qwen3-next",
+];
+
+/// Those of [`FAMILIES`] with layers that have no kernels of their own on CUDA.
+pub const WITHOUT_KERNELS: [&str; 3] = ["tiny-qwen3-5", "tiny-qwen3-5-moe", "tiny-qwen3-next"];
 
 /// Those of [`FAMILIES`] whose layers differ most from each other, for tests that take a sample.
-pub const SAMPLED: [&str; 6] =
-    ["tiny-llama-bias", "tiny-phi3", "tiny-gemma2", "tiny-glm4-moe", "tiny-gpt-oss", "tiny-lfm2"];
+pub const SAMPLED: [&str; 7] =
+    ["tiny-llama-bias", "tiny-phi3", "tiny-gemma2", "tiny-glm4-moe", "tiny-gpt-oss", "tiny-lfm2", "tiny-qwen3-5"];
 
 /// Returns a path in this package, or in the folder that `FIREBRICK_TESTS` names: the unpacked GPU suite.
 fn here(parts: &[&str]) -> PathBuf {

@@ -20,6 +20,12 @@ pub enum Role {
     Bias,
     /// Filters `[channels, 1, width]` of a depthwise convolution: f32, and never quantized.
     Filters,
+    /// Logarithm of the largest decay of a state, `[heads]`: f32, and never quantized.
+    DecayLog,
+    /// What is added to the inputs of the decay, `[heads]`: f32, and never quantized.
+    DecayBias,
+    /// Weight of an RMSNorm before a gate, which multiplies as it is whatever the form of the others.
+    GatedNorm,
     /// Logits `[heads]` of attention's sinks: never quantized.
     Sinks,
     /// The output head `[vocab, hidden]`.

@@ -8,10 +8,12 @@
 use std::collections::BTreeSet;
 
 /// The first parts of the names of tensors that do not belong to the text model.
-const OTHER_PARTS: [&str; 6] = [
+const OTHER_PARTS: [&str; 7] = [
     "model.multi_modal_projector.",
     "model.vision_tower.",
     "model.visual.",
+    // Layers that predict more tokens (Qwen3.5).
+    "mtp.",
     "multi_modal_projector.",
     "vision_tower.",
     "visual.",

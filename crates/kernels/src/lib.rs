@@ -6,6 +6,7 @@ pub mod comm;
 #[cfg(feature = "flex")]
 pub mod conformance;
 pub mod conv;
+pub mod delta;
 mod dtype;
 pub mod embedding;
 mod gradient;
@@ -28,6 +29,7 @@ pub use attention::{
 pub use backends::{BackendKind, PLANNED_SHARED_BYTES, SelfTest, converted_weights_bytes, estimate, fp8_refusal};
 pub use comm::{COLLECTIVE, CommError, Communicator};
 pub use conv::{ConvInputs, ConvOps, ConvState};
+pub use delta::{DeltaInputs, DeltaOps, DeltaOutput, DeltaParameters, DeltaState};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
 pub use linear::{
@@ -81,6 +83,7 @@ pub trait Kernels:
     + MoeOps
     + AttentionOps
     + ConvOps
+    + DeltaOps
     + EmbeddingOps
     + LossOps
     + OptimizerOps

@@ -13,7 +13,7 @@ pub(crate) type Plain = Flex;
 pub(crate) type Recorded = Autodiff<Flex>;
 
 crate::backends::by_default! {
-    Recorded: Session, MemoryOps, WeightOps, NormOps, LinearOps, AttentionOps, MoeOps, ConvOps, EmbeddingOps, LossOps,
+    Recorded: Session, MemoryOps, WeightOps, NormOps, LinearOps, AttentionOps, MoeOps, ConvOps, DeltaOps, EmbeddingOps, LossOps,
     OptimizerOps, Kernels,
 }
 

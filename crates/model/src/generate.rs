@@ -15,7 +15,7 @@ use firebrick_arch::Rope;
 use firebrick_kernels::{CachedTokens, Documents, Kernels, NewTokens, RotaryTables};
 use rayon::prelude::*;
 
-use self::cache::Caches;
+use self::cache::{Caches, States};
 use crate::decoder::{Decoder, rotary_tables};
 use crate::error::ModelError;
 use crate::linear::AdapterPass;
@@ -85,12 +85,40 @@ pub struct Conversation<B: Kernels> {
     caches: Caches<B>,
     rows: usize,
     tokens: Vec<u32>,
+    /// The states after the latest prompts, each with the number of tokens read; of models whose layers have states.
+    snapshots: Vec<(usize, States<B>)>,
 }
 
 impl<B: Kernels> Conversation<B> {
+    /// Snapshots that are kept: each takes as much memory as a sequence's states.
+    const SNAPSHOTS: usize = 4;
+
     /// Forgets the cached tokens, so that the next prompt is read from its start.
     pub fn forget(&mut self) {
         self.tokens.clear();
+        self.snapshots.clear();
+    }
+
+    /// Goes back to where the next prompt may be read on, at or before its first `common` tokens; returns the number of tokens read there. Keys and
+    /// values are kept by token; a state is that after the last one, or one of a snapshot.
+    pub(crate) fn go_back(&mut self, common: usize) -> usize {
+        self.snapshots.retain(|(read, _)| *read <= common);
+        if common == self.tokens.len() || !self.caches.have_states() {
+            return common;
+        }
+        let Some((read, states)) = self.snapshots.last() else { return 0 };
+        self.caches.restore(states);
+        *read
+    }
+
+    /// Keeps the states as they are after so many tokens.
+    fn keep(&mut self, read: usize) {
+        if self.caches.have_states() {
+            self.snapshots.retain(|(other, _)| *other != read);
+            self.snapshots.push((read, self.caches.states()));
+            let surplus = self.snapshots.len().saturating_sub(Self::SNAPSHOTS);
+            self.snapshots.drain(..surplus);
+        }
     }
 }
 
@@ -158,7 +186,7 @@ impl<B: Kernels> Decoder<B> {
     /// Creates an empty conversation of at most `rows` tokens.
     pub fn conversation(&self, rows: usize) -> Conversation<B> {
         let caches = Caches::new(&self.config.spec, rows, self.compute_dtype, &self.device);
-        Conversation { caches, rows, tokens: Vec::new() }
+        Conversation { caches, rows, tokens: Vec::new(), snapshots: Vec::new() }
     }
 
     /// Continues a prompt, reading only the part that the conversation does not begin with; the new tokens become part of it.
@@ -179,8 +207,7 @@ impl<B: Kernels> Decoder<B> {
         }
         // The last token is read again in any case: its logits determine the next one.
         let common = prompt.iter().zip(&conversation.tokens).take_while(|(left, right)| left == right).count();
-        let past = common.min(prompt.len() - 1);
-        let past = if conversation.caches.can_return_to(past, conversation.tokens.len()) { past } else { 0 };
+        let past = conversation.go_back(common.min(prompt.len() - 1));
         conversation.tokens.truncate(past);
         let running = Running {
             prompt: 0,
@@ -194,10 +221,15 @@ impl<B: Kernels> Decoder<B> {
         let caches = std::mem::take(&mut conversation.caches);
         let mut batch = Batch { model: self, options, caches, running: vec![running] };
         let mut written = Vec::new();
-        let result = batch.finish(&mut |_, token| {
+        let mut on_token = |_, token| {
             written.push(token);
             on_token(token)
-        });
+        };
+        let first = batch.pass(0, &mut on_token);
+        conversation.caches = std::mem::take(&mut batch.caches);
+        conversation.keep(prompt.len());
+        batch.caches = std::mem::take(&mut conversation.caches);
+        let result = first.and_then(|flow| if flow.is_break() { Ok(()) } else { batch.finish(&mut on_token) });
         conversation.caches = batch.caches;
         // The last chosen token was not read.
         conversation.tokens.extend(&prompt[past..]);

@@ -6,13 +6,13 @@
 
 use burn_tensor::Tensor;
 use firebrick_kernels::memory::prefetch::Store;
-use firebrick_kernels::{GradientSink, Keep, Kernels, Offloaded, Payload, Recompute, SoftmaxStatistics};
+use firebrick_kernels::{GradientSink, Keep, Kernels, Offloaded, Payload, Recompute};
 
 use crate::division::{Blocks, LayerRef};
 use crate::experts::router_loss::RouterSums;
 use crate::layer::{Context, Layer, LowRank, MixerHalf, MlpHalf, SavedMlp};
 use crate::linear::{AdapterPass, DropoutMasks};
-use crate::mixer::{Attend, Mixed, Published, SavedMixer};
+use crate::mixer::{Attend, Kept, Mixed, Published, SavedMixer};
 
 /// Settings of a training pass through the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub(crate) struct MixerInputs<B: Kernels> {
     x_nd: Offloaded<B>,
     mixed_nm: Offloaded<B>,
     /// One value per head and token; they stay on the device.
-    statistics: Option<SoftmaxStatistics<B>>,
+    kept: Option<Kept<B>>,
     /// The low-rank result of the output projection; it stays on the device too.
     low_rank: LowRank<B>,
 }
@@ -69,7 +69,7 @@ impl<B: Kernels> MixerInputs<B> {
 
     fn restore(self, device: &B::Device) -> MixerHalf<B> {
         let values_nm = self.mixed_nm.restore(device).into_values();
-        let mixed = Mixed { values_nm, statistics: self.statistics };
+        let mixed = Mixed { values_nm, kept: self.kept };
         MixerHalf::Inputs { x_nd: self.x_nd.restore(device).into_values(), mixed, low_rank: self.low_rank }
     }
 }
@@ -112,7 +112,7 @@ pub(crate) fn forward_layer<B: Kernels>(
             let mixer = Box::new(MixerInputs {
                 x_nd: put_away(x_nd, pass.offload),
                 mixed_nm: put_away(mixed.values_nm, pass.offload),
-                statistics: mixed.statistics,
+                kept: mixed.kept,
                 low_rank,
             });
             let (y_nd, low_rank) = layer.forward_mlp_of_inputs(h_nd.clone(), adapters, sums);

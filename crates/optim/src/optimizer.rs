@@ -364,7 +364,13 @@ fn decays(role: Role) -> bool {
         | Role::LoraMagnitude
         | Role::TokenRows
         | Role::Filters => true,
-        Role::Norm | Role::Bias | Role::RouterCorrection | Role::Sinks => false,
+        Role::Norm
+        | Role::GatedNorm
+        | Role::Bias
+        | Role::RouterCorrection
+        | Role::Sinks
+        | Role::DecayLog
+        | Role::DecayBias => false,
     }
 }
 

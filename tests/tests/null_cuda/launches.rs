@@ -27,7 +27,8 @@ use firebrick_model::{
 };
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_tests::{
-    FAMILIES, FROZEN, MIXTURES, NF4, POSITIONS, TRAINED, fixture, golden_file, is_slow, packed, trainer_of, upload,
+    FAMILIES, FROZEN, MIXTURES, NF4, POSITIONS, TRAINED, WITHOUT_KERNELS, fixture, golden_file, is_slow, packed,
+    trainer_of, upload,
 };
 use serde_json::{Value, json};
 
@@ -168,7 +169,8 @@ fn cases_of_one_family() -> Vec<Case> {
 /// Lists the cases of the other families.
 fn cases_of_families() -> Vec<Case> {
     let mut cases = Vec::new();
-    for family in FAMILIES.into_iter().filter(|family| !MIXTURES.contains(family) && *family != PLAIN.family) {
+    let has_kernels = |family: &&str| !WITHOUT_KERNELS.contains(family) && *family != PLAIN.family;
+    for family in FAMILIES.into_iter().filter(|family| !MIXTURES.contains(family)).filter(has_kernels) {
         for recompute in [Recompute::None, Recompute::Projections, Recompute::Full] {
             cases.push(Case { family, recompute, ..PLAIN });
         }
@@ -180,7 +182,7 @@ fn cases_of_families() -> Vec<Case> {
         cases.push(Case { family, lora: DORA, ..PLAIN });
     }
     cases.extend([R64, DROPOUT].map(|lora| Case { family: "tiny-llama-bias", lora, ..PLAIN }));
-    for family in MIXTURES {
+    for family in MIXTURES.into_iter().filter(has_kernels) {
         // The experts of gpt-oss are parameters alone.
         let [experts, other] =
             if family == "tiny-gpt-oss" { [PARAMETERS, PARAMETER] } else { [EXPERTS, EXPERTS_DROPOUT] };

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use burn_tensor::DType;
 use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::Kernels;
-use firebrick_model::{Decoder, PassOptions};
+use firebrick_model::{BuildOptions, Decoder, HfFolder, ModelConfig, PassOptions};
 use firebrick_tests::{
-    FROZEN, Golden, MIXTURES, TRAINED, every_next_token, families, host, in_turn, largest_difference, load,
+    FROZEN, Golden, MIXTURES, TRAINED, every_next_token, families, fixture, host, in_turn, largest_difference, load,
     loss_and_gradients, on_every_backend, packed, relative_difference, upload,
 };
 
@@ -46,7 +47,16 @@ fn packed_equals_separate<B: Kernels>() {
 on_every_backend!(packed_documents_of_every_family_have_the_logits_and_losses_they_have_alone, packed_equals_separate);
 
 /// Families whose layers have a state, in rows of documents that are as short as one token.
-const OF_STATES: [&str; 2] = ["tiny-lfm2", "tiny-lfm3"];
+const OF_STATES: [&str; 3] = ["tiny-lfm2", "tiny-lfm3", "tiny-qwen3-5"];
+
+/// Loads a model all of whose weights train, for so many positions.
+fn whole<B: Kernels>(family: &str, positions: usize) -> Decoder<B> {
+    let folder = fixture(family);
+    let config = ModelConfig::read(&folder).expect("the model has a readable config");
+    let weights = HfFolder::open(&folder).expect("the model has weights");
+    let options = BuildOptions::new(TRAINED, DType::F32, positions);
+    Decoder::load(&weights, config, &options, &B::Device::default(), &mut |_| ()).expect("it loads")
+}
 
 fn short_documents<B: Kernels>() {
     for (turn, family) in OF_STATES.into_iter().enumerate() {
@@ -54,7 +64,7 @@ fn short_documents<B: Kernels>() {
         let (ids, ends) = (golden.ids("input_ids"), golden.ids("cu_seqlens"));
         let documents: Vec<&[u32]> = ends.windows(2).map(|pair| &ids[pair[0] as usize..pair[1] as usize]).collect();
         let batch = packed(&documents);
-        let model = load::<B>(family, None, TRAINED);
+        let model = whole::<B>(family, ids.len());
         let difference = largest_difference(&host(model.logits(&upload(&model, &batch))), &golden.f32s("logits"));
         assert!(difference < 2e-4, "{family}: a logit differs by {difference:e}");
         for recompute in in_turn::<B, _>(&POLICIES, turn) {

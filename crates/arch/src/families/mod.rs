@@ -26,6 +26,7 @@ mod published;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
+mod qwen3_5;
 mod qwen3_moe;
 mod recognize;
 mod smollm3;
@@ -60,7 +61,7 @@ const fn family(architecture: &'static str, model_type: &'static str, read_spec:
 }
 
 /// Every family.
-pub const FAMILIES: [Family; 23] = [
+pub const FAMILIES: [Family; 26] = [
     family("GemmaForCausalLM", "gemma", gemma::spec),
     Family {
         special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
@@ -109,6 +110,15 @@ pub const FAMILIES: [Family; 23] = [
     Family {
         special_keys: &["num_local_experts", "num_experts"],
         ..family("Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe::spec)
+    },
+    Family { special_keys: &["partial_rotary_factor"], ..family("Qwen3_5ForCausalLM", "qwen3_5_text", qwen3_5::spec) },
+    Family {
+        special_keys: &["partial_rotary_factor", "num_local_experts", "num_experts"],
+        ..family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", qwen3_5::moe_spec)
+    },
+    Family {
+        special_keys: &["partial_rotary_factor", "num_local_experts", "num_experts"],
+        ..family("Qwen3NextForCausalLM", "qwen3_next", qwen3_5::next_spec)
     },
     family("SmolLM3ForCausalLM", "smollm3", smollm3::spec),
 ];

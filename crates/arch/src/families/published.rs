@@ -7,7 +7,7 @@
 use super::FAMILIES;
 
 /// The `model_type` of each family, and its models.
-pub const PUBLISHED: [(&str, &str); 23] = [
+pub const PUBLISHED: [(&str, &str); 26] = [
     ("gemma", "Gemma 2B, 7B; CodeGemma 2B, 7B"),
     ("gemma2", "Gemma 2 2B, 9B, 27B"),
     ("gemma3_text", "Gemma 3 270M, 1B; Gemma 3 4B, 12B, 27B: text"),
@@ -43,6 +43,9 @@ pub const PUBLISHED: [(&str, &str); 23] = [
     ("qwen2_moe", "Qwen1.5-MoE A2.7B; Qwen2 57B-A14B"),
     ("qwen3", "Qwen3 0.6B, 1.7B, 4B, 8B, 14B, 32B; Qwen3-VL 2B, 4B, 8B, 32B: text"),
     ("qwen3_moe", "Qwen3 and Qwen3-Coder 30B-A3B; Qwen3 235B-A22B"),
+    ("qwen3_5_text", "Qwen3.5 0.8B, 2B, 4B, 9B, 27B; Qwen3.6 and 3.8 27B: text"),
+    ("qwen3_5_moe_text", "Qwen3.5 35B-A3B, 122B-A10B, 397B-A17B: text"),
+    ("qwen3_next", "Qwen3-Next 80B-A3B"),
     ("smollm3", "SmolLM3 3B"),
 ];
 

@@ -31,10 +31,7 @@ const DIFFERENCES: [(&str, &str); 16] = [
 
 /// Models that users train and that are not there yet, by the start of their `model_type`, and what they need. Of two starts that fit, the longer is
 /// first.
-const POSTPONED: [(&str, &str); 17] = [
-    ("qwen3_5_moe", "Gated DeltaNet layers, an output gate and a shared expert"),
-    ("qwen3_5", "Gated DeltaNet layers and an output gate"),
-    ("qwen3_next", "Gated DeltaNet layers, an output gate and a shared expert"),
+const POSTPONED: [(&str, &str); 18] = [
     ("qwen3_vl_moe", "experts with fused weights"),
     ("gemma3n", "per-layer embeddings and keys and values that layers share"),
     ("gemma4", "heads of 512, partly rotated, and keys and values that layers share"),
@@ -44,6 +41,10 @@ const POSTPONED: [(&str, &str); 17] = [
     ("deepseek_v", "latent attention and shared experts"),
     ("kimi_k2", "latent attention, a sigmoid router and shared experts"),
     ("minimax_m2", "a sigmoid router with a bias, and heads that are partly rotated"),
+    ("qwen4_exp", "several residual streams, n-gram embeddings and indexed sparse attention"),
+    ("kimi_linear", "latent attention and a decay per key channel"),
+    ("glm5_next", "a decay per key channel"),
+    ("bailing_hybrid", "latent attention and a decay per key channel"),
     ("nemotron_h", "Mamba 2 layers"),
     ("falcon_h1", "Mamba 2 layers"),
     ("granitemoehybrid", "Mamba 2 layers"),
@@ -165,8 +166,8 @@ mod tests {
     #[test]
     fn a_postponed_family_is_said_to_be_one_with_what_it_waits_for() {
         for (architecture, model_type, needs) in [
-            ("Qwen3_5ForConditionalGeneration", "qwen3_5", "Gated DeltaNet layers and an output gate"),
-            ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", "Gated DeltaNet layers, an output gate and a shared expert"),
+            ("KimiLinearForCausalLM", "kimi_linear", "latent attention and a decay per key channel"),
+            ("GraniteMoeHybridForCausalLM", "granitemoehybrid", "Mamba 2 layers"),
             ("DeepseekV3ForCausalLM", "deepseek_v3", "latent attention"),
         ] {
             let message = refusal(&[("architectures", json!([architecture])), ("model_type", json!(model_type))]);

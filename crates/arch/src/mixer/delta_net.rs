@@ -3,6 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{CacheSize, MixerGroups, MixerSizes};
+use crate::modules::{GroupKind, group};
+use crate::naming::LayerPath;
+use crate::tensor_spec::{Role, TensorSpec};
+use crate::values::Value;
+
 /// A linear recurrence over the tokens of a document with a matrix per head as its state, after a causal convolution of queries, keys and values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeltaNetSpec {
@@ -16,6 +22,9 @@ pub struct DeltaNetSpec {
     pub value_head_dim: usize,
     /// Tokens that a filter of the convolution covers, its own included.
     pub conv_width: usize,
+    /// Whether a checkpoint stores what the first group computes as two modules, by key head (Qwen3-Next): `in_proj_qkvz`, with rows of a key head's
+    /// query, key, values and gates, and `in_proj_ba`.
+    pub by_key_head: bool,
 }
 
 impl DeltaNetSpec {
@@ -29,8 +38,65 @@ impl DeltaNetSpec {
         self.value_heads * self.value_head_dim
     }
 
+    /// Tokens of a chunk: its tokens are multiplied at once, and the state at its start may be kept.
+    pub const CHUNK: usize = 64;
+
+    /// Returns the values of all states of a sequence.
+    pub fn state_size(&self) -> usize {
+        self.value_heads * self.key_head_dim * self.value_head_dim
+    }
+
     /// Returns the channels of the convolution: queries, keys and values side by side.
     pub fn channels(&self) -> usize {
         2 * self.key_size() + self.value_size()
+    }
+}
+
+impl MixerSizes for DeltaNetSpec {
+    /// Returns queries, keys and values of the convolution, gates of the result, and what beta and the decay are computed from.
+    fn groups(&self, at: LayerPath, hidden: usize) -> MixerGroups {
+        let [qkv, z, heads] = [self.channels(), self.value_size(), self.value_heads];
+        let fused = [("linear_attn.in_proj_qkvz", qkv + z), ("linear_attn.in_proj_ba", 2 * heads)];
+        let [of_qkv, of_z] = [("linear_attn.in_proj_qkv", qkv), ("linear_attn.in_proj_z", z)];
+        let [of_b, of_a] = ["linear_attn.in_proj_b", "linear_attn.in_proj_a"].map(|path| (path, heads));
+        let parts: &[(&str, usize)] = if self.by_key_head { &fused } else { &[of_qkv, of_z, of_b, of_a] };
+        let output = [("linear_attn.out_proj", hidden)];
+        MixerGroups {
+            input: group(at, GroupKind::MixerInput, hidden, parts, None, false),
+            output: group(at, GroupKind::MixerOutput, z, &output, None, false),
+        }
+    }
+
+    /// Returns the filters, the two vectors of the decay, and the weight of the norm, which all heads share.
+    fn vectors(&self, at: LayerPath) -> Vec<TensorSpec> {
+        let filters = at.vector("linear_attn.conv1d.weight", 0, Role::Filters);
+        let [bias, log] = ["linear_attn.dt_bias", "linear_attn.A_log"];
+        vec![
+            TensorSpec { shape: vec![self.channels(), 1, self.conv_width], ..filters },
+            at.vector(bias, self.value_heads, Role::DecayBias),
+            at.vector(log, self.value_heads, Role::DecayLog),
+            at.vector("linear_attn.norm.weight", self.value_head_dim, Role::GatedNorm),
+        ]
+    }
+
+    /// Counts the products inside chunks and with the states, and the inverse of a chunk's matrix.
+    fn forward_flops_per_token(&self, _document_tokens: f64) -> f64 {
+        let [chunk, keys, values] = [Self::CHUNK, self.key_head_dim, self.value_head_dim].map(|size| size as f64);
+        let products = 2.0 * (3.0 * chunk * keys + 2.0 * chunk * values + 3.0 * keys * values);
+        let of_heads = self.value_heads as f64 * (products + chunk * (keys + values));
+        of_heads + 2.0 * (self.conv_width * self.channels()) as f64
+    }
+
+    fn values(&self) -> Vec<Value> {
+        let [qkv, z, heads] = [self.channels(), self.value_size(), self.value_heads].map(Value::part);
+        // The result of the convolution is computed again, and so is the normalized result.
+        let states = Value::statistics(self.state_size().div_ceil(Self::CHUNK));
+        vec![qkv, qkv, z, heads, heads, Value::mixed(self.value_size()), states, z]
+    }
+
+    /// Returns the size of the last convolved values and of the states, in f32, which takes as much as two values of 16 bits.
+    fn cache(&self) -> CacheSize {
+        let convolved = (self.conv_width - 1) * self.channels();
+        CacheSize { per_token: 0, per_sequence: 2 * (convolved + self.state_size()) }
     }
 }

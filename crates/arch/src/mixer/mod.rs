@@ -27,6 +27,8 @@ pub enum Mixer {
     Attention(AttentionSpec),
     /// A gated short convolution.
     ShortConv(ShortConvSpec),
+    /// Gated DeltaNet.
+    DeltaNet(DeltaNetSpec),
 }
 
 /// The linear modules of a mixer.
@@ -89,6 +91,7 @@ impl Deref for Mixer {
         match self {
             Self::Attention(attention) => attention,
             Self::ShortConv(conv) => conv,
+            Self::DeltaNet(delta) => delta,
         }
     }
 }

@@ -10,6 +10,6 @@
 pub type Candle = burn_candle::Candle<f32, i64>;
 
 super::by_default! {
-    Candle: Session, MemoryOps, WeightOps, NormOps, LinearOps, AttentionOps, MoeOps, ConvOps, EmbeddingOps, LossOps,
+    Candle: Session, MemoryOps, WeightOps, NormOps, LinearOps, AttentionOps, MoeOps, ConvOps, DeltaOps, EmbeddingOps, LossOps,
     OptimizerOps, Kernels,
 }

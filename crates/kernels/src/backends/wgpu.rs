@@ -23,7 +23,7 @@ use crate::weights::{BlockScales, QuantizedWeight, WeightOps, reference};
 pub type Wgpu = CubeBackend<WgpuRuntime, f32, i32, u32>;
 
 super::by_default! {
-    Wgpu: Session, MemoryOps, NormOps, LinearOps, AttentionOps, MoeOps, ConvOps, EmbeddingOps, LossOps,
+    Wgpu: Session, MemoryOps, NormOps, LinearOps, AttentionOps, MoeOps, ConvOps, DeltaOps, EmbeddingOps, LossOps,
     OptimizerOps, Kernels,
 }
 

@@ -37,9 +37,10 @@ fn run<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Findi
         crate::moe::conformance::check(&mut check);
     }
     crate::memory::conformance::check(&mut check);
-    // No family has convolutions yet, and their reference bodies would compile kernels of CubeCL at each start.
+    // No family has convolutions or the delta rule yet, and their reference bodies would compile kernels of CubeCL at each start.
     if extent == Extent::All {
         crate::conv::conformance::check(&mut check);
+        crate::delta::conformance::check(&mut check);
     }
     crate::loss::conformance::check(&mut check);
     crate::optimizer::conformance::check(&mut check);

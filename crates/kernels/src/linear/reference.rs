@@ -61,8 +61,9 @@ pub fn project_backward<B: LinearOps>(
     d_outputs: Vec<Tensor<B, 2>>,
     d_residual_ni: Option<Tensor<B, 2>>,
 ) -> ProjectGradients<B> {
-    assert_eq!(group.parts.len(), d_outputs.len(), "each part has one output, and each output one gradient");
     let ProjectSaved { prologue, prologue_output, heads, output_norm, .. } = saved;
+    let outputs = heads.as_ref().map_or(group.parts.len(), |heads| heads.epilogue.parts.len());
+    assert_eq!(outputs, d_outputs.len(), "each output has one gradient");
     let (d_parts, head_norms) = match heads {
         Some(heads) => heads_backward(heads, d_outputs),
         None => (d_outputs, Vec::new()),

@@ -44,9 +44,17 @@ impl Storage<'_> {
     #[must_use]
     pub fn storage_of(&self, model: &ModelSpec, name: &str, role: Role) -> Format {
         match (role, self.base) {
-            (Role::Norm | Role::Bias | Role::RouterCorrection | Role::Sinks | Role::Filters, _) => {
-                Format::Float(FloatType::F32)
-            }
+            (
+                Role::Norm
+                | Role::GatedNorm
+                | Role::Bias
+                | Role::RouterCorrection
+                | Role::Sinks
+                | Role::Filters
+                | Role::DecayLog
+                | Role::DecayBias,
+                _,
+            ) => Format::Float(FloatType::F32),
             _ if self.trains(name) => Format::Float(FloatType::F32),
             (Role::Projection, _) if self.dense.contains(name) => Format::Float(self.compute),
             (Role::Projection, _) if model.is_mxfp4(name) => Format::Quantized(QuantFormat::Mxfp4),

@@ -12,6 +12,9 @@ use firebrick_kernels::Kernels;
 
 use crate::mixer::Cache;
 
+/// The states of each layer; of one with keys and values, none.
+pub(crate) type States<B> = Vec<Option<Cache<B>>>;
+
 /// One cache per layer, all with the same rows.
 #[derive(Debug)]
 pub(crate) struct Caches<B: Kernels> {
@@ -32,9 +35,23 @@ impl<B: Kernels> Caches<B> {
         Self { layers, free: Vec::from_iter((rows > 0).then_some(0..rows)) }
     }
 
-    /// Returns whether sequences of `read` tokens can go on after their first `past`: a state is that after the last token.
-    pub(crate) fn can_return_to(&self, past: usize, read: usize) -> bool {
-        past == read || self.layers.iter().all(|cache| matches!(cache, Cache::Rows(_)))
+    /// Returns whether any layer has states, which are those after the last token alone.
+    pub(crate) fn have_states(&self) -> bool {
+        !self.layers.iter().all(|cache| matches!(cache, Cache::Rows(_)))
+    }
+
+    /// Returns the states of all layers: handles, because an operation makes new ones.
+    pub(crate) fn states(&self) -> States<B> {
+        self.layers.iter().map(Cache::states).collect()
+    }
+
+    /// Puts states back.
+    pub(crate) fn restore(&mut self, states: &States<B>) {
+        for (layer, states) in self.layers.iter_mut().zip(states) {
+            if let Some(states) = states.as_ref().and_then(Cache::states) {
+                *layer = states;
+            }
+        }
     }
 
     /// Takes `rows` consecutive rows and returns the first; `None` if there are not so many.

@@ -37,7 +37,13 @@ impl<B: Kernels> Decoder<B> {
         let mut read = |tensor: &TensorSpec| {
             let elements = tensor.elements();
             let values = match tensor.role {
-                Role::Norm => vec![1.0 - spec.norm_offset_of(tensor) as f32; elements],
+                Role::Norm | Role::GatedNorm => vec![1.0 - spec.norm_offset_of(tensor) as f32; elements],
+                Role::DecayBias => vec![1.0; elements],
+                // As in transformers: the decays are as if drawn from 0 to 16.
+                Role::DecayLog => {
+                    let mut random = stream(seed, &tensor.name);
+                    (0..elements).map(|_| (16.0 * (1.0 - random.random::<f32>())).ln()).collect()
+                }
                 Role::Bias | Role::RouterCorrection => vec![0.0; elements],
                 _ => normal(elements, deviation, &mut stream(seed, &tensor.name)),
             };
@@ -69,11 +75,11 @@ impl<B: Kernels> Decoder<B> {
         let mut read = |tensor: &TensorSpec| {
             let norms;
             let tile = match tensor.role {
-                Role::Norm => {
+                Role::Norm | Role::GatedNorm | Role::DecayBias => {
                     norms = bytes(vec![1.0 - spec.norm_offset_of(tensor) as f32; tensor.elements()]);
                     &norms
                 }
-                Role::Bias | Role::RouterCorrection => &zeros,
+                Role::Bias | Role::RouterCorrection | Role::DecayLog => &zeros,
                 _ => &random,
             };
             // Nothing reads the values of weights on another rank.

@@ -8,7 +8,7 @@ use firebrick_kernels::{
     NormWeight, Parameter, Prologue, Qkv, RotaryTables, Sinks,
 };
 
-use super::{Attend, Cache, Mixed, Published};
+use super::{Attend, Cache, Kept, Mixed, Published};
 use crate::norm::Norm;
 
 /// Attention between the projections of queries, keys and values and that of the output.
@@ -90,9 +90,11 @@ impl<B: Kernels> Attention<B> {
             Attend::Documents(documents) => {
                 let AttentionOutput { o, statistics } =
                     B::packed_attention(&heads, sinks.as_ref(), &self.spec, documents);
-                (o.clone(), Some(Mixed { values_nm: o, statistics: Some(statistics) }))
+                (o.clone(), Some(Mixed { values_nm: o, kept: Some(Kept::Statistics(statistics)) }))
             }
-            Attend::Cached { cache: Cache::State(_), .. } => unreachable!("attention has a cache of rows"),
+            Attend::Cached { cache: Cache::State(_) | Cache::States(..), .. } => {
+                unreachable!("attention has a cache of rows")
+            }
             Attend::Cached { tokens, cache: Cache::Rows(cache), prompts } => {
                 (B::cached_attention(&heads, sinks.as_ref(), cache, tokens, prompts, &self.spec), None)
             }
@@ -112,7 +114,7 @@ impl<B: Kernels> Attention<B> {
             InputGradient::Plain(d_mixed_nm) => (d_mixed_nm, None),
             InputGradient::Gated { d_gate, d_up } => (d_up, Some(self.gate_backward(d_gate))),
         };
-        let statistics = mixed.statistics.expect("attention over documents returns what its backward reads");
+        let Some(Kept::Statistics(statistics)) = mixed.kept else { unreachable!("attention keeps its statistics") };
         let (sinks, output) = (self.sinks(), AttentionOutput { o: mixed.values_nm, statistics });
         let (Qkv { q, k, v }, d_sinks) = B::packed_attention_backward(
             self.heads(parts, published),

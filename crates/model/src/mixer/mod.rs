@@ -4,6 +4,7 @@
 //! backward, its further parameters, and its cache.
 
 mod attention;
+mod delta_net;
 mod parts;
 mod short_conv;
 
@@ -12,11 +13,12 @@ use std::collections::BTreeMap;
 use burn_tensor::{DType, Tensor};
 use firebrick_arch as arch;
 use firebrick_kernels::{
-    CachedTokens, ConvState, Documents, Epilogue, GradientSink, Hint, InputGradient, Kernels, KvCache, ProjectSaved,
-    Prologue, RotaryTables, SoftmaxStatistics,
+    CachedTokens, ConvState, DeltaState, Documents, Epilogue, GradientSink, Hint, InputGradient, Kernels, KvCache,
+    ProjectSaved, Prologue, RotaryTables, SoftmaxStatistics,
 };
 
 pub use attention::{Attention, AttentionSinks};
+pub use delta_net::DeltaNet;
 pub use short_conv::ShortConv;
 
 use crate::linear::LinearGroup;
@@ -39,6 +41,8 @@ pub enum MixerKind<B: Kernels> {
     Attention(Box<Attention<B>>),
     /// A gated short convolution.
     ShortConv(ShortConv<B>),
+    /// Gated DeltaNet.
+    DeltaNet(Box<DeltaNet<B>>),
 }
 
 /// The result of a mixer's operation.
@@ -46,8 +50,17 @@ pub enum MixerKind<B: Kernels> {
 pub(crate) struct Mixed<B: Kernels> {
     /// `[n, m]`, the input of the output projection.
     pub(crate) values_nm: Tensor<B, 2>,
-    /// What attention's backward reads besides.
-    pub(crate) statistics: Option<SoftmaxStatistics<B>>,
+    /// What the backward reads besides.
+    pub(crate) kept: Option<Kept<B>>,
+}
+
+/// What a mixer's backward reads besides its inputs and its result.
+#[derive(Clone, Debug)]
+pub(crate) enum Kept<B: Kernels> {
+    /// Of attention.
+    Statistics(SoftmaxStatistics<B>),
+    /// The states of a delta rule at the starts of its chunks.
+    States(Tensor<B, 4>),
 }
 
 /// The forward's results that the backward of a mixer needs.
@@ -80,6 +93,8 @@ pub(crate) enum Cache<B: Kernels> {
     Rows(KvCache<B>),
     /// A state per sequence, whatever its length.
     State(ConvState<B>),
+    /// Those of a convolution and of the delta rule after it.
+    States(ConvState<B>, DeltaState<B>),
 }
 
 /// The earlier tokens that a token is mixed with.
@@ -95,7 +110,7 @@ impl<B: Kernels> Mixer<B> {
     pub(crate) fn epilogue(&self, rotary: &[RotaryTables<B>]) -> Epilogue<B> {
         match &self.kind {
             MixerKind::Attention(attention) => attention.epilogue(rotary),
-            MixerKind::ShortConv(_) => Epilogue::None,
+            MixerKind::ShortConv(_) | MixerKind::DeltaNet(_) => Epilogue::None,
         }
     }
 
@@ -109,6 +124,7 @@ impl<B: Kernels> Mixer<B> {
         match &self.kind {
             MixerKind::Attention(attention) => attention.forward(parts, attend, published),
             MixerKind::ShortConv(conv) => conv.forward(parts, attend),
+            MixerKind::DeltaNet(delta) => delta.forward(parts, attend),
         }
     }
 
@@ -117,6 +133,7 @@ impl<B: Kernels> Mixer<B> {
         match &self.kind {
             MixerKind::Attention(attention) => attention.gated(parts, x),
             MixerKind::ShortConv(_) => Prologue::None { x },
+            MixerKind::DeltaNet(delta) => delta.gated(parts, x),
         }
     }
 
@@ -133,6 +150,7 @@ impl<B: Kernels> Mixer<B> {
         match &self.kind {
             MixerKind::Attention(attention) => attention.backward(parts, mixed, d_input, documents, published, sink),
             MixerKind::ShortConv(conv) => conv.backward(parts, d_input.plain(), documents, sink),
+            MixerKind::DeltaNet(delta) => delta.backward(parts, mixed, d_input, documents, sink),
         }
     }
 }
@@ -146,12 +164,21 @@ impl<B: Kernels> Mixer<B> {
                     norm.add_gradient(gradient, sink);
                 }
             }
-            MixerKind::ShortConv(_) => {}
+            MixerKind::ShortConv(_) | MixerKind::DeltaNet(_) => {}
         }
     }
 }
 
 impl<B: Kernels> Cache<B> {
+    /// Returns the states, if that is what it has.
+    pub(crate) fn states(&self) -> Option<Self> {
+        match self {
+            Self::Rows(_) => None,
+            Self::State(state) => Some(Self::State(state.clone())),
+            Self::States(convolved, states) => Some(Self::States(convolved.clone(), states.clone())),
+        }
+    }
+
     /// Allocates the cache of a mixer for this many tokens.
     pub(crate) fn new(mixer: &arch::Mixer, rows: usize, dtype: DType, device: &B::Device) -> Self {
         match mixer {
@@ -160,6 +187,7 @@ impl<B: Kernels> Cache<B> {
                 Self::Rows(KvCache::new([rows, attention.kv_size()], dtype, device))
             }
             arch::Mixer::ShortConv(_) => Self::State(ConvState::new()),
+            arch::Mixer::DeltaNet(_) => Self::States(ConvState::new(), DeltaState::new()),
         }
     }
 }
@@ -168,7 +196,7 @@ impl<B: Kernels> Cache<B> {
 pub(crate) fn prepare<B: Kernels>(mixer: &arch::Mixer, dtype: DType, documents: &Documents<B>, device: &B::Device) {
     match mixer {
         arch::Mixer::Attention(spec) => B::hint(device, Hint::Attention { spec, dtype, documents }),
-        arch::Mixer::ShortConv(_) => {}
+        arch::Mixer::ShortConv(_) | arch::Mixer::DeltaNet(_) => {}
     }
 }
 

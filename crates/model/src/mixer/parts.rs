@@ -3,7 +3,7 @@
 use firebrick_arch::{Mixer as MixerSpec, QkNorm, TensorSpec};
 use firebrick_kernels::{Kernels, Parameter};
 
-use super::{Attention, AttentionSinks, MixerKind, ShortConv};
+use super::{Attention, AttentionSinks, DeltaNet, MixerKind, ShortConv};
 use crate::error::ModelError;
 use crate::load::Builder;
 use crate::norm::Norm;
@@ -19,6 +19,17 @@ impl<B: Kernels> Builder<'_, '_, B> {
                 let filters = next();
                 let (trains, filters) = (self.formats().trains(&filters.name), self.vector(&filters)?);
                 return Ok(MixerKind::ShortConv(ShortConv { spec: spec.clone(), filters, trains }));
+            }
+            MixerSpec::DeltaNet(spec) => {
+                let [filters, dt_bias, a_log] = [next(), next(), next()];
+                return Ok(MixerKind::DeltaNet(Box::new(DeltaNet {
+                    spec: spec.clone(),
+                    trains: self.formats().trains(&filters.name),
+                    filters: self.vector(&filters)?,
+                    dt_bias: self.vector(&dt_bias)?,
+                    a_log: self.vector(&a_log)?,
+                    norm: self.norm_of(&next())?,
+                })));
             }
         };
         let qk_norm = match spec.qk_norm {
@@ -39,18 +50,21 @@ macro_rules! lists {
     ($parameters:ident $(, $mutable:tt)?) => {
         impl<B: Kernels> MixerKind<B> {
             pub(crate) fn $parameters(&$($mutable)? self) -> impl Iterator<Item = &$($mutable)? Parameter<B>> {
-                let (norms, logits, filters) = match self {
+                let parameters: Vec<&$($mutable)? Parameter<B>> = match self {
                     Self::Attention(attention) => {
                         let Attention { qk_norm, sinks, .. } = &$($mutable)? **attention;
-                        (Some(qk_norm), Some(sinks), None)
+                        let sinks = sinks.into_iter().filter(|sinks| sinks.trains);
+                        let logits = sinks.map(|AttentionSinks { logits, .. }| logits);
+                        qk_norm.into_iter().flatten().flat_map(Norm::$parameters).chain(logits).collect()
                     }
-                    Self::ShortConv(conv) => (None, None, Some(conv)),
+                    Self::ShortConv(ShortConv { filters, trains, .. }) => trains.then_some(filters).into_iter().collect(),
+                    Self::DeltaNet(delta) => {
+                        let DeltaNet { filters, dt_bias, a_log, norm, trains, .. } = &$($mutable)? **delta;
+                        let own = trains.then_some([filters, dt_bias, a_log]);
+                        own.into_iter().flatten().chain(norm.$parameters()).collect()
+                    }
                 };
-                let norms = norms.into_iter().flatten().flatten().flat_map(Norm::$parameters);
-                let logits = logits.into_iter().flatten().filter(|sinks| sinks.trains);
-                let filters = filters.into_iter().filter(|conv| conv.trains);
-                let logits = logits.map(|AttentionSinks { logits, .. }| logits);
-                norms.chain(logits).chain(filters.map(|ShortConv { filters, .. }| filters))
+                parameters.into_iter()
             }
         }
     };

@@ -24,12 +24,14 @@ impl<B: Kernels> ShortConv<B> {
         match attend {
             Attend::Documents(documents) => {
                 let values_nm = B::causal_conv(&inputs, self.filters_dk(), documents);
-                (values_nm.clone(), Some(Mixed { values_nm, statistics: None }))
+                (values_nm.clone(), Some(Mixed { values_nm, kept: None }))
             }
             Attend::Cached { tokens, cache: Cache::State(state), .. } => {
                 (B::cached_causal_conv(&inputs, self.filters_dk(), state, tokens), None)
             }
-            Attend::Cached { cache: Cache::Rows(_), .. } => unreachable!("a convolution has a state"),
+            Attend::Cached { cache: Cache::Rows(_) | Cache::States(..), .. } => {
+                unreachable!("a convolution has one state")
+            }
         }
     }
 

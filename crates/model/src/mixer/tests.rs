@@ -167,9 +167,26 @@ fn a_conversation_goes_on_or_starts_again() {
     let alone = |prompt: &[u32]| model.generate(&[prompt.to_vec()], &options(4)).unwrap().remove(0);
     let first = answer(&[1, 5, 2]);
     let longer = [&[1, 5, 2][..], &first, &[3, 8]].concat();
-    for prompt in [longer.as_slice(), &[1, 5, 3, 3], &[1, 5]] {
+    let edited = [1, 5, 2, (first[0] + 1) % 11, 4];
+    for prompt in [longer.as_slice(), &edited, &[1, 5, 3, 3], &[1, 5]] {
         assert_eq!(answer(prompt), alone(prompt), "{prompt:?}");
     }
+}
+
+#[test]
+fn an_edited_answer_is_read_on_from_the_prompt_before_it() {
+    let model = model(None);
+    let options = GenerateOptions {
+        max_new_tokens: 4,
+        stop_tokens: Vec::new(),
+        sampler: Sampler::greedy(),
+        limits: BatchLimits::NONE,
+    };
+    let mut conversation = model.conversation(32);
+    for prompt in [&[1, 5, 2][..], &[1, 5, 2, 4, 4]] {
+        model.converse(&mut conversation, prompt, &options, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+    }
+    assert_eq!([5, 4, 2].map(|common| conversation.go_back(common)), [5, 3, 0]);
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //!
 //! Trade-off: limits are rules of thumb; impossible settings are refused elsewhere.
 
+use firebrick_arch::Mixer;
+
 use crate::config::{RunConfig, ZeroStage};
 use crate::plan::Made;
 use crate::plan::wish::Wish;
@@ -12,8 +14,14 @@ const HIGH_RATE: f64 = 0.02;
 /// Returns sentences about such settings of a recipe.
 pub(super) fn of(made: &Made<'_>) -> Vec<String> {
     let config = made.wish.recipe;
-    let all =
-        [positions(made.wish), step(made), zero_stage(made.wish), learning_rate(config), made.memory.warning.clone()];
+    let all = [
+        positions(made.wish),
+        step(made),
+        zero_stage(made.wish),
+        learning_rate(config),
+        delta_rule(made.wish),
+        made.memory.warning.clone(),
+    ];
     all.into_iter().flatten().collect()
 }
 
@@ -52,6 +60,16 @@ fn zero_stage(wish: &Wish<'_>) -> Option<String> {
         format!(
             "train.zero_stage = {stage} divides nothing on one rank: start several with --ranks, or leave the key out"
         )
+    })
+}
+
+/// Warns of layers that run in ordinary operations.
+fn delta_rule(wish: &Wish<'_>) -> Option<String> {
+    let has_delta = wish.model.spec.layers.iter().any(|layer| matches!(layer.mixer, Mixer::DeltaNet(_)));
+    has_delta.then(|| {
+        "no backend has kernels for Gated DeltaNet yet: its layers run in ordinary operations, which take most of a step's time and \
+         more memory than this plan says"
+            .to_owned()
     })
 }
 

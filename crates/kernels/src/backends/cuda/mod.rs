@@ -37,6 +37,8 @@ pub(super) use engine::format_refusal;
 pub(super) use memory::stay_near;
 pub(super) use self_test::self_test;
 
+impl crate::DeltaOps for Cuda {}
+
 impl crate::Kernels for Cuda {
     fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<crate::TracedOperation>) {
         let device = Device::of(device);

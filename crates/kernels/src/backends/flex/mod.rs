@@ -22,7 +22,7 @@ use rayon::prelude::*;
 use crate::weights::{QuantizedWeight, WeightOps, reference};
 use host::{Floats, TASK, bytes, tensor};
 
-super::by_default!(Flex: Session, MemoryOps, MoeOps, ConvOps, EmbeddingOps, Kernels);
+super::by_default!(Flex: Session, MemoryOps, MoeOps, ConvOps, DeltaOps, EmbeddingOps, Kernels);
 
 impl WeightOps for Flex {
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {

@@ -13,7 +13,7 @@ static constexpr unsigned ALL_LANES = 0xffffffffu;
 // Threads of a token.
 static constexpr int TOKEN_THREADS = 64;
 
-// Dense queries, keys and values, or their gradients; and a gate for each query head, which lies behind the query in the joined row, or null.
+// Dense queries, keys and values, or their gradients; and a gate for each query head, which lies after the query in the joined row, or null.
 struct Dense {
     T *q, *k, *v, *gate;
     int q_heads, kv_heads, head_dim, q_step;

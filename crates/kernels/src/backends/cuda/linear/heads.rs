@@ -22,7 +22,7 @@ struct HeadCounts {
     query: usize,
     key_value: usize,
     width: usize,
-    /// Dense gates that lie behind the queries in the joined rows, or 0.
+    /// Dense gates that lie after the queries in the joined rows, or 0.
     gate: u64,
 }
 

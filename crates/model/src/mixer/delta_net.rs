@@ -1,0 +1,168 @@
+//! Gated DeltaNet as a mixer: its convolution, the delta rule, and the norm and the gates before the output projection.
+
+use burn_tensor::Tensor;
+use firebrick_arch::{Activation, DeltaNetSpec};
+use firebrick_kernels::{
+    ConvInputs, DeltaInputs, DeltaOutput, DeltaParameters, Documents, GradientSink, InputGradient, Kernels, Parameter,
+    Prologue,
+};
+
+use super::{Attend, Cache, Kept, Mixed};
+use crate::norm::Norm;
+
+/// Gated DeltaNet between its two groups of projections.
+#[derive(Clone, Debug)]
+pub struct DeltaNet<B: Kernels> {
+    /// Its sizes.
+    pub spec: DeltaNetSpec,
+    /// The filters of the convolution, f32.
+    pub filters: Parameter<B>,
+    /// Added to the inputs of the decay, `[heads]` f32.
+    pub dt_bias: Parameter<B>,
+    /// Logarithm of the largest decay, `[heads]` f32.
+    pub a_log: Parameter<B>,
+    /// Norm of each head's result.
+    pub norm: Norm<B>,
+    /// Full fine-tuning trains all of them, LoRA none.
+    pub trains: bool,
+}
+
+/// The outputs of the first group, or their gradients.
+struct Parts<B: Kernels> {
+    qkv: Tensor<B, 2>,
+    z: Tensor<B, 2>,
+    b: Tensor<B, 2>,
+    a: Tensor<B, 2>,
+}
+
+impl<B: Kernels> DeltaNet<B> {
+    pub(super) fn forward(&self, parts: &[Tensor<B, 2>], attend: Attend<'_, B>) -> (Tensor<B, 2>, Option<Mixed<B>>) {
+        let Parts { qkv, b, a, .. } = self.parts(parts.to_vec());
+        let inputs = ConvInputs { gates: None, x: qkv };
+        match attend {
+            Attend::Documents(documents) => {
+                let qkv = B::causal_conv(&inputs, self.filters_dk(), documents);
+                let inputs = DeltaInputs { qkv, a, b };
+                let DeltaOutput { o, states } = B::gated_delta(&inputs, &self.decay(), &self.spec, documents);
+                (o.clone(), Some(Mixed { values_nm: o, kept: Some(Kept::States(states)) }))
+            }
+            Attend::Cached { tokens, cache: Cache::States(convolved, states), .. } => {
+                let qkv = B::cached_causal_conv(&inputs, self.filters_dk(), convolved, tokens);
+                let inputs = DeltaInputs { qkv, a, b };
+                (B::cached_gated_delta(&inputs, &self.decay(), &self.spec, states, tokens), None)
+            }
+            Attend::Cached { .. } => unreachable!("a delta rule has two states"),
+        }
+    }
+
+    /// Builds the input of the output projection: each head of the result normalized, times its gates.
+    pub(super) fn gated(&self, parts: &[Tensor<B, 2>], o_nv: Tensor<B, 2>) -> Prologue<B> {
+        let (gate, shape) = (self.parts(parts.to_vec()).z, o_nv.dims());
+        let up = self.norm.forward(self.by_head(o_nv)).reshape(shape);
+        Prologue::Gated { gate, up, activation: Activation::Silu }
+    }
+
+    pub(super) fn backward(
+        &self,
+        parts: Vec<Tensor<B, 2>>,
+        mixed: Mixed<B>,
+        d_input: InputGradient<B>,
+        documents: &Documents<B>,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Vec<Tensor<B, 2>> {
+        let Some(Kept::States(states)) = mixed.kept else { unreachable!("a delta rule keeps its states") };
+        let InputGradient::Gated { d_gate, d_up } = d_input else { unreachable!("the output projection has gates") };
+        let shape = d_up.dims();
+        let d_o = self.norm.backward(self.by_head(mixed.values_nm), self.by_head(d_up), None, sink).reshape(shape);
+        let Parts { qkv, b, a, .. } = self.parts(parts);
+        let convolution = ConvInputs { gates: None, x: qkv };
+        let qkv = B::causal_conv(&convolution, self.filters_dk(), documents);
+        let inputs = DeltaInputs { qkv, a, b };
+        let (d_inputs, d_decay) =
+            B::gated_delta_backward(inputs, &self.decay(), &self.spec, states, d_o, documents, self.trains);
+        if let Some(DeltaParameters { a_log, dt_bias }) = d_decay {
+            sink.add(&self.a_log, a_log);
+            sink.add(&self.dt_bias, dt_bias);
+        }
+        let (d_convolution, d_filters) =
+            B::causal_conv_backward(convolution, self.filters_dk(), d_inputs.qkv, documents, self.trains);
+        if let Some(d_filters) = d_filters {
+            sink.add(&self.filters, d_filters.reshape([self.spec.channels() * self.spec.conv_width]));
+        }
+        self.parts_backward(Parts { qkv: d_convolution.x, z: d_gate, b: d_inputs.b, a: d_inputs.a })
+    }
+
+    fn filters_dk(&self) -> Tensor<B, 2> {
+        self.filters.value.clone().reshape([self.spec.channels(), self.spec.conv_width])
+    }
+
+    fn decay(&self) -> DeltaParameters<B> {
+        DeltaParameters { a_log: self.a_log.value.clone(), dt_bias: self.dt_bias.value.clone() }
+    }
+
+    /// Returns one row per head of values.
+    fn by_head(&self, x_nv: Tensor<B, 2>) -> Tensor<B, 2> {
+        let ([tokens, _], spec) = (x_nv.dims(), &self.spec);
+        x_nv.reshape([tokens * spec.value_heads, spec.value_head_dim])
+    }
+
+    /// Returns the outputs of the first group by purpose. Those by key head are put in order.
+    fn parts(&self, parts: Vec<Tensor<B, 2>>) -> Parts<B> {
+        if !self.spec.by_key_head {
+            let [qkv, z, b, a] = parts.try_into().expect("the first group has four parts");
+            return Parts { qkv, z, b, a };
+        }
+        let [qkvz, ba] = parts.try_into().expect("the first group has two parts");
+        B::pause(&qkvz.device(), || {
+            let [q, k, v, z] = self.divided(&qkvz, self.widths_of_a_key_head());
+            let [b, a] = self.divided(&ba, [self.heads_of_a_key_head(); 2]);
+            Parts { qkv: Tensor::cat(vec![q, k, v], 1), z, b, a }
+        })
+    }
+
+    /// Backward of [`Self::parts`].
+    fn parts_backward(&self, d_parts: Parts<B>) -> Vec<Tensor<B, 2>> {
+        let Parts { qkv, z, b, a } = d_parts;
+        if !self.spec.by_key_head {
+            return vec![qkv, z, b, a];
+        }
+        let (keys, values) = (self.spec.key_size(), self.spec.value_size());
+        B::pause(&qkv.device(), || {
+            let part = |start, width| qkv.clone().narrow(1, start, width);
+            let qkvz = self.joined(vec![part(0, keys), part(keys, keys), part(2 * keys, values), z.clone()]);
+            vec![qkvz, self.joined(vec![b.clone(), a.clone()])]
+        })
+    }
+
+    fn heads_of_a_key_head(&self) -> usize {
+        self.spec.value_heads / self.spec.key_heads
+    }
+
+    /// Returns the widths of a key head's query, key, values and gates.
+    fn widths_of_a_key_head(&self) -> [usize; 4] {
+        let (key, values) = (self.spec.key_head_dim, self.heads_of_a_key_head() * self.spec.value_head_dim);
+        [key, key, values, values]
+    }
+
+    /// Divides rows of key heads, each of parts side by side, into rows of the parts.
+    fn divided<const N: usize>(&self, x: &Tensor<B, 2>, widths: [usize; N]) -> [Tensor<B, 2>; N] {
+        let (tokens, heads) = (x.dims()[0], self.spec.key_heads);
+        let by_head = x.clone().reshape([tokens, heads, widths.iter().sum()]);
+        let mut end = 0;
+        widths.map(|width| {
+            end += width;
+            by_head.clone().narrow(2, end - width, width).reshape([tokens, heads * width])
+        })
+    }
+
+    /// Does the reverse of [`Self::divided`].
+    fn joined(&self, parts: Vec<Tensor<B, 2>>) -> Tensor<B, 2> {
+        let (tokens, heads) = (parts[0].dims()[0], self.spec.key_heads);
+        let width = parts.iter().map(|part| part.dims()[1]).sum();
+        let by_head = |part: Tensor<B, 2>| {
+            let width = part.dims()[1] / heads;
+            part.reshape([tokens, heads, width])
+        };
+        Tensor::cat(parts.into_iter().map(by_head).collect(), 2).reshape([tokens, width])
+    }
+}
