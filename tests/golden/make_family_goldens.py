@@ -60,6 +60,8 @@ WRAPPERS = {
     "tiny-mistral3": dict(ids=710, lora=712, packed=722, prompts=[755, 731]),
     "tiny-qwen2-5-vl": dict(ids=707, lora=713, packed=723, prompts=[766, 734]),
     "tiny-qwen3-vl": dict(ids=708, lora=714, packed=724, prompts=[738, 757]),
+    "tiny-qwen3-5-vl": dict(ids=1000, lora=7000, packed=3002, prompts=[436, 437]),
+    "tiny-qwen3-5-moe-vl": dict(ids=1024, lora=7019, packed=3009, prompts=[437, 432]),
 }
 
 # Adapters of experts' parameters, each with its base and the seed of its ids.
@@ -80,7 +82,7 @@ PROMPT_TOKENS = [7, 20]
 @torch.no_grad()
 def check_routing(model, input_ids):
     """No token is near a tie between its last expert and the next one, which would make the golden a test of rounding."""
-    top_k = getattr(model.config, "num_experts_per_tok", None)
+    top_k = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
     logits_of_layers = model(input_ids, output_router_logits=True).router_logits if top_k else []
     endings = ("e_score_correction_bias", "expert_bias")
     corrections = [buffer for name, buffer in model.named_buffers() if name.endswith(endings)]

@@ -32,20 +32,20 @@ pub use sample::{is_slow, sample, some_in_turn};
 
 /// One checkpoint per family. Each has an adapter `<name>-lora` on all projections but experts, and the golden files `<name>`, `<name>-lora`,
 /// `<name>-full-gradients`, `<name>-packed` and `<name>-generation`. A new family is one more line here.
-pub const FAMILIES: [&str; 31] = [
+pub const FAMILIES: [&str; 33] = [
     "tiny-llama",
-    "tiny-llama-bias",  // biases on all projections
-    "tiny-mistral",     // sliding window, head_dim 24
-    "tiny-qwen2",       // biases on q, k and v; tied head
-    "tiny-qwen3",       // norms of q and k; head_dim 32
-    "tiny-olmo2",       // norms after attention and MLP, and of all heads of q and of k
-    "tiny-phi3",        // fused projections, 12 of 16 columns rotated, longrope
-    "tiny-smollm3",     // one of two layers without rotation
-    "tiny-gemma2",      // norms around attention and MLP, soft caps, scaled embedding, gated GELU
-    "tiny-gemma3",      // norms of q and k; a rope per type of layer
-    "tiny-mixtral",     // experts in both layers, weights that add up to one
-    "tiny-qwen3-moe",   // a dense layer and one of experts, norms of q and k
-    "tiny-qwen2-moe",   // experts in both layers, a shared one behind a gate, biases on q, k and v
+    "tiny-llama-bias",     // biases on all projections
+    "tiny-mistral",        // sliding window, head_dim 24
+    "tiny-qwen2",          // biases on q, k and v; tied head
+    "tiny-qwen3",          // norms of q and k; head_dim 32
+    "tiny-olmo2",          // norms after attention and MLP, and of all heads of q and of k
+    "tiny-phi3",           // fused projections, 12 of 16 columns rotated, longrope
+    "tiny-smollm3",        // one of two layers without rotation
+    "tiny-gemma2",         // norms around attention and MLP, soft caps, scaled embedding, gated GELU
+    "tiny-gemma3",         // norms of q and k; a rope per type of layer
+    "tiny-mixtral",        // experts in both layers, weights that add up to one
+    "tiny-qwen3-moe",      // a dense layer and one of experts, norms of q and k
+    "tiny-qwen2-moe",      // experts in both layers, a shared one behind a gate, biases on q, k and v
     "tiny-glm4-moe", // sigmoid router with corrections and groups, a shared expert, norms of q and k, biases, half of each head rotated
     "tiny-gpt-oss",  // experts with biases and clamped gates, sinks, a window in one layer, biases on all projections
     "tiny-olmo3",    // as OLMo 2; a window in one layer, a scaled rope in the other
@@ -64,10 +64,12 @@ pub const FAMILIES: [&str; 31] = [
     "tiny-mistral3", // an untied head, head_dim 24
     "tiny-qwen2-5-vl", // stored under the text model's own names
     "tiny-qwen3-vl", // stored under the names of transformers' modules
+    "tiny-qwen3-5-vl", // Gated DeltaNet, and layers that predict more tokens next to the tower
+    "tiny-qwen3-5-moe-vl", // the same with all experts of a layer in one tensor
 ];
 
 /// Those of [`FAMILIES`] with experts.
-pub const MIXTURES: [&str; 8] = [
+pub const MIXTURES: [&str; 9] = [
     "tiny-mixtral",
     "tiny-qwen3-moe",
     "tiny-qwen2-moe",
@@ -76,10 +78,12 @@ pub const MIXTURES: [&str; 8] = [
     "tiny-lfm2-moe",
     "tiny-qwen3-5-moe",
     "tiny-qwen3-next",
+    "tiny-qwen3-5-moe-vl",
 ];
 
 /// Those of [`FAMILIES`] with layers that have no kernels of their own on CUDA.
-pub const WITHOUT_KERNELS: [&str; 3] = ["tiny-qwen3-5", "tiny-qwen3-5-moe", "tiny-qwen3-next"];
+pub const WITHOUT_KERNELS: [&str; 5] =
+    ["tiny-qwen3-5", "tiny-qwen3-5-moe", "tiny-qwen3-next", "tiny-qwen3-5-vl", "tiny-qwen3-5-moe-vl"];
 
 /// Those of [`FAMILIES`] whose layers differ most from each other, for tests that take a sample.
 pub const SAMPLED: [&str; 7] =

@@ -69,7 +69,7 @@ fn every_family_trains_from_the_same_recipe() {
                     &["lora.target=['q_proj', 'k_proj', 'v_proj', 'o_proj', 'shared_expert_gate']"]
                 }
                 "tiny-lfm2-moe" if mixture => &["lora.target=['q_proj', 'k_proj', 'v_proj', 'in_proj', 'out_proj']"],
-                "tiny-qwen3-5-moe" | "tiny-qwen3-next" if mixture => {
+                "tiny-qwen3-5-moe" | "tiny-qwen3-next" | "tiny-qwen3-5-moe-vl" if mixture => {
                     &["lora.target='.*(self_attn.*|linear_attn.*|shared_expert_gate)'"]
                 }
                 _ if mixture => &["lora.target=['q_proj', 'k_proj', 'v_proj', 'o_proj']"],

@@ -56,7 +56,7 @@ const MISTRAL3: Wrapper =
     wrapper("Mistral3ForConditionalGeneration", "mistral3", &[("mistral", "mistral"), ("ministral3", "ministral3")]);
 
 /// Every wrapper.
-pub const WRAPPERS: [Wrapper; 4] = [
+pub const WRAPPERS: [Wrapper; 6] = [
     Wrapper {
         defaults: &[
             ("vocab_size", 262_208),
@@ -74,6 +74,8 @@ pub const WRAPPERS: [Wrapper; 4] = [
         ..wrapper("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", &[("qwen2_5_vl_text", "qwen2")])
     },
     wrapper("Qwen3VLForConditionalGeneration", "qwen3_vl", &[("qwen3_vl_text", "qwen3")]),
+    wrapper("Qwen3_5ForConditionalGeneration", "qwen3_5", &[("qwen3_5_text", "qwen3_5_text")]),
+    wrapper("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", &[("qwen3_5_moe_text", "qwen3_5_moe_text")]),
 ];
 
 /// The text model of a wrapper.

@@ -1,5 +1,4 @@
-//! Puts the tensors of single experts together for a folder that stores all of a layer in one, as gpt-oss does: the other direction of
-//! `fused`.
+//! Puts the tensors of single experts together for a folder that stores all of a layer in one: the other direction of `fused`.
 //!
 //! Trade-off: the tensor of all experts of a layer is in memory at once, up to a few GB.
 
@@ -8,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use firebrick_arch::{ExpertNames, MlpSpec, ModelSpec, TensorSpec};
 use firebrick_precision::{BlockScales, QuantizedTensor};
 
+use crate::checkpoint::HfFolder;
 use crate::checkpoint::experts::fused::{Interleaved, name_of, projections};
 use crate::error::ModelError;
 
@@ -23,6 +23,8 @@ pub(crate) struct FusedTensors {
 struct FusedTensor {
     /// Experts, inputs (1 for a bias) and outputs.
     sizes: [usize; 3],
+    /// Whether the matrices of experts are as the model has them, with gate's rows and then up's.
+    in_rows: bool,
     /// The tensors of single experts.
     parts: Vec<FusedPart>,
 }
@@ -34,38 +36,45 @@ struct FusedPart {
 }
 
 impl FusedTensors {
-    /// Lists those of a model; none unless its family stores them.
-    pub(crate) fn of(spec: &ModelSpec) -> Self {
+    /// Lists those of a model; none unless its family always stores them, or `base` does.
+    pub(crate) fn of(spec: &ModelSpec, base: Option<&HfFolder>) -> Self {
         let mut all = Self::default();
+        let is_fused = base.is_some_and(HfFolder::has_fused_experts);
         for (layer, of_layer) in spec.layers.iter().enumerate() {
-            let MlpSpec::Experts { count, intermediate_size, names: ExpertNames::GptOss, .. } = of_layer.mlp else {
+            let MlpSpec::Experts { count, intermediate_size, names, .. } = of_layer.mlp else { continue };
+            let in_turn = names == ExpertNames::GptOss;
+            if !in_turn && !is_fused {
                 continue;
-            };
-            let block = format!("model.layers.{layer}.{}", ExpertNames::GptOss.block());
+            }
+            let block = format!("model.layers.{layer}.{}", names.block());
             let sides = [
                 ("gate_up_proj", [spec.hidden_size, 2 * intermediate_size]),
                 ("down_proj", [intermediate_size, spec.hidden_size]),
             ];
             for (name, [inputs, outputs]) in sides {
-                all.add(&block, name, "weight", [count, inputs, outputs]);
-                all.add(&block, name, "bias", [count, 1, outputs]);
+                all.add(&block, name, "weight", [count, inputs, outputs], !in_turn);
+                if in_turn {
+                    all.add(&block, name, "bias", [count, 1, outputs], false);
+                }
             }
         }
         all
     }
 
-    fn add(&mut self, block: &str, fused: &str, kind: &str, sizes: [usize; 3]) {
+    fn add(&mut self, block: &str, fused: &str, kind: &str, sizes: [usize; 3], in_rows: bool) {
         let name = format!("{block}.experts.{fused}{}", if kind == "bias" { "_bias" } else { "" });
         let projections = projections(fused).expect("the names above are those of fused tensors");
         let part = |expert: usize, projection: &Interleaved| {
             let name = name_of(block, expert, projection.name, kind);
-            FusedPart { name, expert, projection: *projection }
+            let rows = sizes[2] / projections.len();
+            let projection = if in_rows { projection.in_rows(rows) } else { *projection };
+            FusedPart { name, expert, projection }
         };
         let parts: Vec<_> = (0..sizes[0])
             .flat_map(|expert| projections.iter().map(move |projection| part(expert, projection)))
             .collect();
         self.of_parts.extend(parts.iter().map(|part| (part.name.clone(), name.clone())));
-        self.tensors.insert(name, FusedTensor { sizes, parts });
+        self.tensors.insert(name, FusedTensor { sizes, in_rows, parts });
     }
 
     /// Returns names and shapes on disk of a model's tensors, in their order, each once.
@@ -73,8 +82,12 @@ impl FusedTensors {
         let mut seen = BTreeSet::new();
         let stored = tensors.into_iter().filter_map(|TensorSpec { name, shape, .. }| {
             let Some(fused) = self.of_parts.get(&name) else { return Some((name, shape)) };
-            let [experts, inputs, outputs] = self.tensors[fused].sizes;
-            let shape = if fused.ends_with("_bias") { vec![experts, outputs] } else { vec![experts, inputs, outputs] };
+            let FusedTensor { sizes: [experts, inputs, outputs], in_rows, .. } = self.tensors[fused];
+            let shape = match (fused.ends_with("_bias"), in_rows) {
+                (true, _) => vec![experts, outputs],
+                (false, true) => vec![experts, outputs, inputs],
+                (false, false) => vec![experts, inputs, outputs],
+            };
             seen.insert(fused).then(|| (fused.clone(), shape))
         });
         stored.collect()
@@ -94,7 +107,7 @@ impl FusedTensors {
                 Err(error) => return Some(Err(error)),
             };
             let [experts, inputs, outputs] = fused.sizes;
-            let size = bytes.len() / (inputs * outputs / part.projection.step);
+            let size = bytes.len() / (inputs * outputs / fused.parts_of_an_expert());
             all.resize(experts * inputs * outputs * size, 0);
             fused.place(part, &bytes, &mut all, size);
         }
@@ -127,12 +140,21 @@ impl FusedTensors {
 }
 
 impl FusedTensor {
+    /// Counts the projections that it holds of each expert.
+    fn parts_of_an_expert(&self) -> usize {
+        self.parts.len() / self.sizes[0]
+    }
+
     /// Copies the elements of a part, of `size` bytes each, to their places.
     fn place(&self, part: &FusedPart, bytes: &[u8], all: &mut [u8], size: usize) {
         let ([_, inputs, outputs], Interleaved { first, step, .. }) = (self.sizes, part.projection);
         for (index, element) in bytes.chunks_exact(size).enumerate() {
             let (row, column) = (index / inputs, index % inputs);
-            let place = (part.expert * inputs + column) * outputs + first + row * step;
+            let row = first + row * step;
+            let place = match self.in_rows {
+                true => (part.expert * outputs + row) * inputs + column,
+                false => (part.expert * inputs + column) * outputs + row,
+            };
             all[place * size..][..size].copy_from_slice(element);
         }
     }

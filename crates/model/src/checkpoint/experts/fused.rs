@@ -1,7 +1,8 @@
-//! Experts of a layer that a folder stores in one tensor, as gpt-oss does: found by their names, and read as the tensors of single experts.
+//! Experts of a layer that a folder stores in one tensor, as gpt-oss and Qwen3.5 do: found by their names, and read as the tensors of single experts.
 //!
-//! `X.experts.gate_up_proj` is `[experts, in, 2 * out]` with the columns of gate and up in turn, `X.experts.down_proj` `[experts, in, out]`, and
-//! `_bias` after either name is `[experts, 2 * out]` and `[experts, out]`. The model knows them as `X.experts.N.gate_proj.weight` `[out, in]` and so
+//! With biases (gpt-oss), `X.experts.gate_up_proj` is `[experts, in, 2 * out]` with the columns of gate and up in turn, `X.experts.down_proj` `[experts,
+//! in, out]`, and `_bias` after either name is `[experts, 2 * out]` and `[experts, out]`. Without them (Qwen3.5), they are `[experts, 2 * out, in]`, with
+//! gate's rows and then up's, and `[experts, out, in]`. The model knows them as `X.experts.N.gate_proj.weight` `[out, in]` and so
 //! on, so the rest of this crate sees what other mixtures store.
 //! Trade-off: gate and up of an expert are read with one another's columns, so those bytes are read twice.
 
@@ -37,7 +38,14 @@ pub(crate) struct Interleaved {
     pub(crate) step: usize,
 }
 
-/// Returns the projections that a fused tensor holds; `None` for another name.
+impl Interleaved {
+    /// Returns the place of a projection of this many rows where each has its rows together.
+    pub(crate) fn in_rows(self, rows: usize) -> Self {
+        Self { first: self.first * rows, step: 1, ..self }
+    }
+}
+
+/// Returns the projections that a fused tensor holds, in turn; `None` for another name.
 pub(crate) fn projections(fused: &str) -> Option<&'static [Interleaved]> {
     const GATE_UP: [Interleaved; 2] =
         [Interleaved { name: "gate_proj", first: 0, step: 2 }, Interleaved { name: "up_proj", first: 1, step: 2 }];
@@ -79,10 +87,13 @@ pub(crate) struct ExpertSlice {
 /// Replaces fused tensors in `places`, which maps tensors to shards, by those of their experts.
 pub(crate) fn find(places: &mut BTreeMap<String, Arc<Shard>>) -> Vec<(String, ExpertSlice)> {
     let is_fused = |name: &&String| split(name.strip_suffix(BIAS).unwrap_or(name)).is_some();
-    let fused: Vec<String> = places.keys().filter(is_fused).cloned().collect();
+    // Biases, which are found by their weights, are the last.
+    let mut fused: Vec<String> = places.keys().filter(is_fused).cloned().collect();
+    fused.sort_by_key(|name| name.ends_with(BIAS));
     let mut slices = Vec::new();
     for name in fused {
-        let found = slices_of(&name, &places[&name]);
+        let has_biases = name.ends_with(BIAS) || places.contains_key(&format!("{name}{BIAS}"));
+        let found = slices_of(&name, &places[&name], !has_biases);
         // A tensor of another shape keeps its name, and is refused with all tensors that do not fit.
         if !found.is_empty() {
             places.remove(&name);
@@ -92,10 +103,11 @@ pub(crate) fn find(places: &mut BTreeMap<String, Arc<Shard>>) -> Vec<(String, Ex
     slices
 }
 
-fn slices_of(stored: &str, shard: &Arc<Shard>) -> Vec<(String, ExpertSlice)> {
+fn slices_of(stored: &str, shard: &Arc<Shard>, in_rows: bool) -> Vec<(String, ExpertSlice)> {
     let is_bias = stored.ends_with(BIAS);
     let Some((block, projections)) = split(stored.strip_suffix(BIAS).unwrap_or(stored)) else { return Vec::new() };
     let (experts, inputs, width) = match (is_bias, shard.known(stored).shape.as_slice()) {
+        (false, &[experts, width, inputs]) if in_rows => (experts, inputs, width),
         (false, &[experts, inputs, width]) => (experts, inputs, width),
         (true, &[experts, width]) => (experts, 1, width),
         _ => return Vec::new(),
@@ -107,8 +119,12 @@ fn slices_of(stored: &str, shard: &Arc<Shard>) -> Vec<(String, ExpertSlice)> {
     let slice = |expert: usize, of: &Interleaved| {
         let shape = if is_bias { vec![rows] } else { vec![rows, inputs] };
         let (shard, stored) = (Arc::clone(shard), stored.to_owned());
-        let (begin, steps) = (expert * count, [of.step, width]);
-        let slice = ExpertSlice { shard, stored, shape, count, begin, first: of.first, steps };
+        let begin = expert * count;
+        let (first, steps) = match in_rows {
+            true => (of.in_rows(rows).first * inputs, [inputs, 1]),
+            false => (of.first, [of.step, width]),
+        };
+        let slice = ExpertSlice { shard, stored, shape, count, begin, first, steps };
         (name_of(block, expert, of.name, kind), slice)
     };
     (0..experts).flat_map(|expert| projections.iter().map(move |of| slice(expert, of))).collect()

@@ -147,6 +147,11 @@ impl HfFolder {
         self.holder.keys().map(String::as_str).filter(|name| is_other_part(name))
     }
 
+    /// Returns whether the folder stores all experts of a layer in one tensor.
+    pub(crate) fn has_fused_experts(&self) -> bool {
+        self.holder.values().any(|holder| matches!(holder, Holder::OfExpert(_)))
+    }
+
     /// Returns what the files call the tensors of the model.
     pub fn layout(&self) -> TextLayout {
         self.layout

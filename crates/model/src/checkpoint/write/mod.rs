@@ -118,7 +118,7 @@ pub(super) fn write_sharded(
     mut fetch: impl FnMut(&str) -> Result<Fetched, ModelError>,
 ) -> Result<(), ModelError> {
     let wrapper_tensors = WrapperTensors::new(config, base);
-    let fused = FusedTensors::of(&config.spec);
+    let fused = FusedTensors::of(&config.spec, base);
     let mut of_model = |name: &str| match fetch(name)? {
         Fetched::Values(values) => bytes_of(name, &values, stored_format(name, dtype)),
         Fetched::Bytes(bytes) => Ok(bytes),

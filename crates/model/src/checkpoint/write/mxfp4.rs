@@ -28,7 +28,7 @@ pub(crate) fn write_mxfp4_folder(
     base: &HfFolder,
     mut fetch: impl FnMut(&str) -> Result<Option<Fetched>, ModelError>,
 ) -> Result<(), ModelError> {
-    let fused = FusedTensors::of(&config.spec);
+    let fused = FusedTensors::of(&config.spec, None);
     let stored = fused.stored(config.spec.tensors());
     let infos = stored.iter().flat_map(|(name, shape)| infos(&fused, name, shape, dtype));
     let shards = in_shards(infos, MAX_SHARD_BYTES);
