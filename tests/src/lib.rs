@@ -81,10 +81,6 @@ pub const MIXTURES: [&str; 9] = [
     "tiny-qwen3-5-moe-vl",
 ];
 
-/// Those of [`FAMILIES`] with layers that have no kernels of their own on CUDA.
-pub const WITHOUT_KERNELS: [&str; 5] =
-    ["tiny-qwen3-5", "tiny-qwen3-5-moe", "tiny-qwen3-next", "tiny-qwen3-5-vl", "tiny-qwen3-5-moe-vl"];
-
 /// Those of [`FAMILIES`] whose layers differ most from each other, for tests that take a sample.
 pub const SAMPLED: [&str; 7] =
     ["tiny-llama-bias", "tiny-phi3", "tiny-gemma2", "tiny-glm4-moe", "tiny-gpt-oss", "tiny-lfm2", "tiny-qwen3-5"];

@@ -98,6 +98,8 @@ pub enum ValueKind {
     PartBeforeNorm,
     /// What else the mixer's backward needs.
     Statistics,
+    /// States at the starts of chunks, per token of a document of whole chunks.
+    States,
     /// A normalized input of the mixer or the MLP.
     Normed,
     /// The output of the mixer or the MLP as it was before its norm.
@@ -174,6 +176,13 @@ impl Value {
     /// Describes values in f32 that belong to a mixer's result, so few that no plan counts them where they are not saved.
     pub(crate) const fn statistics(width: usize) -> Self {
         Self { is_f32: true, ..Self::new(ValueKind::Statistics, width, Recompute::Projections) }
+    }
+
+    /// Describes the states at the starts of chunks, and their gradients.
+    pub(crate) const fn states(width: usize) -> Self {
+        let passing = &[Moment::MixerBackward];
+        let states = Self::new(ValueKind::States, width, Recompute::Projections);
+        Self { alive: Moment::OF_MIXER, passing, forward: 1, ..states }
     }
 
     /// Describes a value that later layers read: it is never computed again.

@@ -20,15 +20,14 @@ use firebrick_data::Batch;
 use firebrick_kernels::backends::cuda::{limit_shared_memory, planned_routes, take_routes, use_graphs};
 use firebrick_kernels::backends::{BackendKind, Cuda};
 use firebrick_kernels::{
-    DividedBytes, EvaluationShape, GemmFormat, Recompute, RunShape, Session, TrainingShape, Weight,
+    DividedBytes, EvaluationShape, GemmFormat, Recompute, RunShape, Session, TrainingShape, Weight, fp8_refusal,
 };
 use firebrick_model::{
     BaseStorage, BatchLimits, BuildOptions, Decoder, GenerateOptions, ModelConfig, PassOptions, Sampler,
 };
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_tests::{
-    FAMILIES, FROZEN, MIXTURES, NF4, POSITIONS, TRAINED, WITHOUT_KERNELS, fixture, golden_file, is_slow, packed,
-    trainer_of, upload,
+    FAMILIES, FROZEN, MIXTURES, NF4, POSITIONS, TRAINED, fixture, golden_file, is_slow, packed, trainer_of, upload,
 };
 use serde_json::{Value, json};
 
@@ -166,23 +165,33 @@ fn cases_of_one_family() -> Vec<Case> {
     cases
 }
 
+/// Returns whether all widths of a model fit 8-bit floats; gates of four heads do not.
+fn takes_fp8(family: &str) -> bool {
+    fp8_refusal(&ModelConfig::read(&fixture(family)).expect("the model has a readable config").spec).is_none()
+}
+
+/// Returns whether a family's launches are the same in every run: not those of Gated DeltaNet, one of whose gradients is copied by Burn, into memory
+/// that CubeCL chooses.
+fn is_repeatable(family: &&str) -> bool {
+    !family.starts_with("tiny-qwen3-5") && *family != "tiny-qwen3-next"
+}
+
 /// Lists the cases of the other families.
 fn cases_of_families() -> Vec<Case> {
     let mut cases = Vec::new();
-    let has_kernels = |family: &&str| !WITHOUT_KERNELS.contains(family) && *family != PLAIN.family;
-    for family in FAMILIES.into_iter().filter(|family| !MIXTURES.contains(family)).filter(has_kernels) {
+    let others = FAMILIES.into_iter().filter(|family| !MIXTURES.contains(family) && *family != PLAIN.family);
+    for family in others.filter(is_repeatable) {
         for recompute in [Recompute::None, Recompute::Projections, Recompute::Full] {
             cases.push(Case { family, recompute, ..PLAIN });
         }
         cases.push(Case { family, base: TRAINED, lora: NONE, ..PLAIN });
-        // The gates of its four heads are too narrow.
-        if family != "tiny-lfm3" {
+        if takes_fp8(family) {
             cases.push(Case { family, gemms: GemmFormat::Fp8, ..PLAIN });
         }
         cases.push(Case { family, lora: DORA, ..PLAIN });
     }
     cases.extend([R64, DROPOUT].map(|lora| Case { family: "tiny-llama-bias", lora, ..PLAIN }));
-    for family in MIXTURES.into_iter().filter(has_kernels) {
+    for family in MIXTURES.into_iter().filter(is_repeatable) {
         // The experts of gpt-oss are parameters alone.
         let [experts, other] =
             if family == "tiny-gpt-oss" { [PARAMETERS, PARAMETER] } else { [EXPERTS, EXPERTS_DROPOUT] };
@@ -190,8 +199,10 @@ fn cases_of_families() -> Vec<Case> {
             cases.push(Case { family, base, lora, ..PLAIN });
         }
         cases.push(Case { family, lora: experts, recompute: Recompute::Full, ..PLAIN });
-        cases.push(Case { family, lora: experts, gemms: GemmFormat::Fp8, ..PLAIN });
-        cases.push(Case { family, base: TRAINED, lora: NONE, gemms: GemmFormat::Fp8, ..PLAIN });
+        if takes_fp8(family) {
+            cases.push(Case { family, lora: experts, gemms: GemmFormat::Fp8, ..PLAIN });
+            cases.push(Case { family, base: TRAINED, lora: NONE, gemms: GemmFormat::Fp8, ..PLAIN });
+        }
     }
     cases.push(Case { family: "tiny-qwen3-moe", lora: PARAMETERS, ..PLAIN });
     cases

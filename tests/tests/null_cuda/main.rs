@@ -21,9 +21,7 @@ use firebrick_kernels::backends::cuda::{RowScaling, scale_rows, use_graphs, watc
 use firebrick_kernels::backends::{BackendKind, Cuda};
 use firebrick_kernels::{GemmFormat, Recompute, Session};
 use firebrick_model::{BatchLimits, GenerateOptions, PassOptions, Sampler};
-use firebrick_tests::{
-    FAMILIES, FROZEN, MIXTURES, NF4, TRAINED, WITHOUT_KERNELS, load_in, packed, some_in_turn, trainer,
-};
+use firebrick_tests::{FAMILIES, FROZEN, MIXTURES, NF4, TRAINED, load_in, packed, some_in_turn, trainer};
 use firebrick_trainer::run::step::Trainer;
 
 /// The file that the libraries count in.
@@ -188,8 +186,7 @@ fn build(folder: &Path) {
 fn steps_of_every_family() {
     BackendKind::Cuda.probe().expect("the libraries are found");
     let mut turn = 0;
-    for family in FAMILIES.into_iter().filter(|family| !MIXTURES.contains(family) && !WITHOUT_KERNELS.contains(family))
-    {
+    for family in FAMILIES.into_iter().filter(|family| !MIXTURES.contains(family)) {
         let adapter = format!("{family}-lora");
         for (storage, adapter) in [(NF4, Some(adapter.as_str())), (FROZEN, Some(&adapter)), (TRAINED, None)] {
             turn += 1;

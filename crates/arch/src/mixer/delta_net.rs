@@ -90,8 +90,8 @@ impl MixerSizes for DeltaNetSpec {
     fn values(&self) -> Vec<Value> {
         let [qkv, z, heads] = [self.channels(), self.value_size(), self.value_heads].map(Value::part);
         // The result of the convolution is computed again, and so is the normalized result.
-        let states = Value::statistics(self.state_size().div_ceil(Self::CHUNK));
-        vec![qkv, qkv, z, heads, heads, Value::mixed(self.value_size()), states, z]
+        let states = Value::states(self.state_size().div_ceil(Self::CHUNK));
+        vec![qkv, z, heads, heads, Value::mixed(self.value_size()), states]
     }
 
     /// Returns the size of the last convolved values and of the states, in f32, which takes as much as two values of 16 bits.

@@ -186,6 +186,12 @@ impl<'a, B: Kernels> Check<'a, B> {
         self.findings.push(Finding { what: what.to_owned(), relative_error });
     }
 
+    /// Compares sums of rounded values, in which large ones cancel, within three times the usual tolerance.
+    pub(crate) fn compare_sums<const D: usize>(&mut self, what: &str, got: Tensor<B, D>, expected: Tensor<Flex, D>) {
+        self.compare(what, got, expected);
+        self.findings.last_mut().expect("it was just compared").relative_error /= 3.0;
+    }
+
     /// Compares results that are both there or both missing.
     pub(crate) fn compare_optional<const D: usize>(
         &mut self,

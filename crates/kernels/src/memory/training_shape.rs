@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use firebrick_arch::Recompute;
-use firebrick_arch::{LoraConfig, ModelSpec, Role, Value, ValueKind};
+use firebrick_arch::{DeltaNetSpec, LoraConfig, ModelSpec, Role, Value, ValueKind};
 use firebrick_precision::FloatType;
 
 use super::evaluation::EvaluationShape;
@@ -126,9 +126,24 @@ impl TrainingShape {
         pairs.map(|tensor| 4 * tensor.elements() as u64).sum()
     }
 
+    /// Returns the width of what each chunk of a document has, given that of a document of whole chunks: another for each document's last.
+    pub(crate) fn of_chunks(&self, width: usize) -> usize {
+        let tokens = self.tokens().max(1) as usize;
+        width + (width * DeltaNetSpec::CHUNK * self.documents).div_ceil(tokens)
+    }
+
+    /// Lists the values of a layer, with the states of the chunks that its documents have.
+    pub(crate) fn values(&self, model: &ModelSpec, layer: usize) -> Vec<Value> {
+        let mut values = model.values(layer);
+        for value in values.iter_mut().filter(|value| value.kind == ValueKind::States) {
+            value.width = self.of_chunks(value.width);
+        }
+        values
+    }
+
     /// Returns the bytes per token of the values of a layer that `counts`.
     pub(crate) fn bytes_of(&self, model: &ModelSpec, layer: usize, counts: impl Fn(&Value) -> bool) -> u64 {
-        let values = model.values(layer).into_iter().filter(counts);
+        let values = self.values(model, layer).into_iter().filter(counts);
         values.map(|value| value.bytes(self.activation_bytes())).sum()
     }
 

@@ -73,7 +73,9 @@ impl<B: Kernels> DeltaNet<B> {
         let Some(Kept::States(states)) = mixed.kept else { unreachable!("a delta rule keeps its states") };
         let InputGradient::Gated { d_gate, d_up } = d_input else { unreachable!("the output projection has gates") };
         let shape = d_up.dims();
-        let d_o = self.norm.backward(self.by_head(mixed.values_nm), self.by_head(d_up), None, sink).reshape(shape);
+        // Half of a buffer that the gates' gradient has, too, so that this copies.
+        let d_normed = B::pause(&d_up.device(), || self.by_head(d_up.clone()));
+        let d_o = self.norm.backward(self.by_head(mixed.values_nm), d_normed, None, sink).reshape(shape);
         let Parts { qkv, b, a, .. } = self.parts(parts);
         let convolution = ConvInputs { gates: None, x: qkv };
         let qkv = B::causal_conv(&convolution, self.filters_dk(), documents);

@@ -3,6 +3,7 @@
 //! Trade-off: limits are rules of thumb; impossible settings are refused elsewhere.
 
 use firebrick_arch::Mixer;
+use firebrick_kernels::BackendKind;
 
 use crate::config::{RunConfig, ZeroStage};
 use crate::plan::Made;
@@ -19,7 +20,7 @@ pub(super) fn of(made: &Made<'_>) -> Vec<String> {
         step(made),
         zero_stage(made.wish),
         learning_rate(config),
-        delta_rule(made.wish),
+        delta_rule(made),
         made.memory.warning.clone(),
     ];
     all.into_iter().flatten().collect()
@@ -64,10 +65,11 @@ fn zero_stage(wish: &Wish<'_>) -> Option<String> {
 }
 
 /// Warns of layers that run in ordinary operations.
-fn delta_rule(wish: &Wish<'_>) -> Option<String> {
-    let has_delta = wish.model.spec.layers.iter().any(|layer| matches!(layer.mixer, Mixer::DeltaNet(_)));
-    has_delta.then(|| {
-        "no backend has kernels for Gated DeltaNet yet: its layers run in ordinary operations, which take most of a step's time and \
+fn delta_rule(made: &Made<'_>) -> Option<String> {
+    let has_delta = made.wish.model.spec.layers.iter().any(|layer| matches!(layer.mixer, Mixer::DeltaNet(_)));
+    let has_kernels = made.backend.value == BackendKind::Cuda;
+    (has_delta && !has_kernels).then(|| {
+        "Gated DeltaNet has kernels on cuda alone: here its layers run in ordinary operations, which take most of a step's time and \
          more memory than this plan says"
             .to_owned()
     })

@@ -10,6 +10,7 @@
 mod attention;
 mod comm;
 mod conv;
+mod delta;
 mod device;
 mod embedding;
 mod engine;
@@ -36,8 +37,6 @@ use engine::check;
 pub(super) use engine::format_refusal;
 pub(super) use memory::stay_near;
 pub(super) use self_test::self_test;
-
-impl crate::DeltaOps for Cuda {}
 
 impl crate::Kernels for Cuda {
     fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<crate::TracedOperation>) {

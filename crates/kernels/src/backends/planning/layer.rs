@@ -8,7 +8,9 @@
 
 use std::collections::BTreeMap;
 
-use firebrick_arch::{AttentionSpec, GroupKind, LayerSpec, ModelSpec, Moment, QkNorm, Value, ValueKind};
+use firebrick_arch::{
+    AttentionSpec, DeltaNetSpec, GroupKind, LayerSpec, Mixer, ModelSpec, Moment, QkNorm, Value, ValueKind,
+};
 use firebrick_precision::FloatType;
 
 use super::flash::{FlashTiles, flash_takes_f32};
@@ -39,7 +41,7 @@ struct Layer<'a> {
 
 impl<'a> Layer<'a> {
     fn new(model: &'a ModelSpec, training: &'a TrainingShape, layer: usize) -> Self {
-        let (groups, values) = (planned_groups(model, training, layer), model.values(layer));
+        let (groups, values) = (planned_groups(model, training, layer), training.values(model, layer));
         let (hidden, spec) = (model.hidden_size, &model.layers[layer]);
         Self { training, hidden, spec, values, groups }
     }
@@ -108,17 +110,33 @@ impl<'a> Layer<'a> {
         // Where halves are recomputed one at a time, the MLP's values are alive together with the restored input of the next half.
         let restored = usize::from(recompute == Recompute::Projections && moment.is_of_mlp());
         let ([gradients, hiddens], others) = match moment {
-            Moment::Mixer => ([0, 0], vec![row_stride(hidden, mixer)]),
+            Moment::Mixer => ([0, 0], [vec![row_stride(hidden, mixer)], self.of_delta_rule(false)].concat()),
             Moment::GateUp => ([0, 0], vec![row_stride(hidden, mlp)]),
             Moment::Down => ([0, 1 + outputs], Vec::new()),
             Moment::DownBackward => ([1, outputs], Vec::new()),
-            Moment::MixerBackward => (
-                [1, 0],
-                self.spec.mixer.attention().map_or_else(Vec::new, |attention| in_f32(attention, self.training)),
-            ),
+            Moment::MixerBackward => {
+                let of_attention = self.spec.mixer.attention().map(|attention| in_f32(attention, self.training));
+                ([1, 0], of_attention.unwrap_or_else(|| self.of_delta_rule(true)))
+            }
             Moment::GateUpBackward | Moment::MixerInputBackward => ([2, normed], Vec::new()),
         };
         [vec![gradient; gradients], vec![hidden; hiddens + restored], others].concat()
+    }
+
+    /// Returns the widths of what a delta rule computes besides its result: the convolved inputs, its queries and keys, two squares for each chunk, the
+    /// corrections, four f32 for each head, and the normalized result; and in its backward gradients of some of them.
+    fn of_delta_rule(&self, is_backward: bool) -> Vec<usize> {
+        let Mixer::DeltaNet(spec) = &self.spec.mixer else { return Vec::new() };
+        let (channels, keys, values) = (spec.channels(), spec.key_size(), spec.value_size());
+        let squares = self.training.of_chunks(DeltaNetSpec::CHUNK * spec.value_heads);
+        let mut widths = vec![channels, keys, keys, squares, squares, values, 8 * spec.value_heads, values];
+        if is_backward {
+            // Of the convolved inputs, and of the inputs; of the normalized result, also next to its gates'; and those of all outputs of the
+            // first group side by side.
+            let all = row_stride(self.group(&[GroupKind::MixerInput]).group.out_features(), ROW_MULTIPLE);
+            widths.extend([channels, channels, values, 2 * values, all]);
+        }
+        widths
     }
 
     /// Returns the group of one of these kinds, and its route.

@@ -214,11 +214,15 @@ KERNEL __launch_bounds__(THREADS)
     Document document(boundaries, documents, first);
     Window u = before(inputs, document.start, first, column);
     const int stop = min(n, last + WIDTH - 1);
+    bool is_open = stop == n;
 #pragma unroll 2
     for (int token = first; token < stop; ++token) {
         if (token == document.end) {
             backward.flush(document.start, document.end);
-            if (token >= last) break;
+            if (token >= last) {
+                is_open = false;
+                break;
+            }
             document.next(), u.clear();
         }
         u.push(inputs.product(token, column));
@@ -250,7 +254,7 @@ KERNEL __launch_bounds__(THREADS)
         const int done = token - WIDTH + 1;
         if (done >= document.start) backward.emit(done);
     }
-    if (stop == n) backward.flush(document.start, n);
+    if (is_open) backward.flush(document.start, n);
     if (partial == nullptr) return;
     float *row = partial + (static_cast<long long>(blockIdx.y) * d + column) * WIDTH;
 #pragma unroll

@@ -7,7 +7,7 @@ use firebrick_arch::Activation;
 use firebrick_cuda::Program;
 
 use super::experts::expert_stages;
-use super::program::{FlashVariant, SoftCap, Source, WeightValues};
+use super::program::{DeltaPart, DeltaSizes, FlashVariant, SoftCap, Source, WeightValues};
 use crate::backends::planning::flash::{FlashTiles, flash_takes_f32};
 use crate::backends::planning::passes::{GATED_STAGES, gated_pieces, stages};
 
@@ -18,6 +18,9 @@ const ATTENTION: [(usize, Option<f64>); 7] =
 const LOGITS: [Option<f64>; 2] = [None, Some(30.0)];
 /// Widths of filters, and whether gates are around them: LFM2's, LFM3's, and Gated DeltaNet's.
 const CONVOLUTIONS: [(usize, bool); 3] = [(3, true), (7, true), (4, false)];
+/// The parts of the gated delta rule.
+const DELTA_PARTS: [DeltaPart; 4] =
+    [DeltaPart::Chunks, DeltaPart::Forward, DeltaPart::Backward, DeltaPart::InputsBackward];
 /// The ranks for which adapter passes are compiled.
 const RANKS: [usize; 2] = [16, 32];
 
@@ -66,12 +69,17 @@ fn every_source(dtype: DType, capability: (u32, u32)) -> Vec<Source> {
     let gated_pieces = gated_pieces(shared_bytes).filter(|_| is_half);
     let low_rank = |ranks| Some(Source::LowRank { ranks, stages: stages(ranks, shared_bytes)? });
     let stages = expert_stages(shared_bytes);
+    // Kernels of the backward at the widths of the published models take more than a block has on some cards.
+    let slice = if is_half { if shared_bytes > 150_000 { 64 } else { 32 } } else { 16 };
+    let deltas = (is_half || shared_bytes > 150_000) && (capability >= (8, 0));
+    let deltas = deltas.then_some(DeltaSizes { key_dim: 128, value_dim: 128, slice });
     let (experts, wide_experts) = (Source::Experts { stages }, Source::WideExperts { stages });
     join_all! {
         Source::CachedAttention(_) => heads().map(Source::CachedAttention),
         Source::Columns => [Source::Columns],
         Source::Conv { .. } => CONVOLUTIONS.map(|(width, gated)| Source::Conv { width, gated }),
         Source::CrossEntropy(_) => LOGITS.map(|cap| Source::CrossEntropy(cap.map(SoftCap::new))),
+        Source::Delta(..) => deltas.into_iter().flat_map(|sizes| DELTA_PARTS.map(|part| Source::Delta(part, sizes))),
         Source::Elementwise => [Source::Elementwise],
         Source::Embedding => [Source::Embedding],
         Source::Experts { .. } => is_half.then_some(experts),

@@ -47,7 +47,7 @@ pub(super) use handle_number::Owner;
 pub(super) use launch::{BlockArguments, Launch, arguments, grid, grid_of, rows_and_columns, threads_for};
 pub use matrix::Cuda;
 pub(super) use matrix::{DeviceBlock, MatrixView, Primitive, float, int_tensor, payload, primitive, tensor, view};
-pub(super) use program::{FlashVariant, SoftCap, Source, WeightValues};
+pub(super) use program::{DeltaPart, DeltaSizes, FlashVariant, SoftCap, Source, WeightValues};
 pub(super) use scratch::{Contents, ScratchSlot};
 pub(super) use trace::Cost;
 pub(super) use watch::lock_of;

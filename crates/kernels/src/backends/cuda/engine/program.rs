@@ -100,6 +100,27 @@ fn fp8_recipe() -> String {
     )
 }
 
+/// A part of the gated delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum DeltaPart {
+    /// What chunks need before their states are known.
+    Chunks,
+    /// States and outputs.
+    Forward,
+    /// Gradients of states, and of pairs of tokens.
+    Backward,
+    /// Gradients of the inputs.
+    InputsBackward,
+}
+
+/// Widths for which the gated delta rule is compiled: of heads of keys and of values, and the columns of values that a step takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct DeltaSizes {
+    pub key_dim: usize,
+    pub value_dim: usize,
+    pub slice: usize,
+}
+
 /// A program: files that are concatenated and compiled together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
@@ -112,6 +133,7 @@ pub(crate) enum Source {
     },
     /// Soft cap of the logits.
     CrossEntropy(Option<SoftCap>),
+    Delta(DeltaPart, DeltaSizes),
     Elementwise,
     Embedding,
     /// `stages`, here and below: tiles in flight.
@@ -162,6 +184,18 @@ impl Source {
             Self::Columns => sources!("engine/columns.cu"),
             Self::Conv { .. } => sources!("conv/conv.cu"),
             Self::CrossEntropy(_) => sources!("loss/cross_entropy.cu"),
+            Self::Delta(DeltaPart::Chunks, _) => {
+                sources!("engine/matrix_units.cu", "delta/tiles.cu", "delta/chunks.cu")
+            }
+            Self::Delta(DeltaPart::Forward, _) => {
+                sources!("engine/matrix_units.cu", "delta/tiles.cu", "delta/forward.cu")
+            }
+            Self::Delta(DeltaPart::Backward, _) => {
+                sources!("engine/matrix_units.cu", "delta/tiles.cu", "delta/backward.cu")
+            }
+            Self::Delta(DeltaPart::InputsBackward, _) => {
+                sources!("engine/matrix_units.cu", "delta/tiles.cu", "delta/inputs_backward.cu")
+            }
             Self::Elementwise => sources!("engine/elementwise.cu"),
             Self::Embedding => sources!("embedding/embedding.cu"),
             Self::Experts { .. } => sources!("engine/matrix_units.cu", "moe/grouped.cu"),
@@ -242,6 +276,9 @@ impl Source {
             }
             Self::Columns => constants::columns(),
             Self::Conv { width, gated } => format!("#define WIDTH {width}\n#define GATED {}\n", u8::from(gated)),
+            Self::Delta(_, DeltaSizes { key_dim, value_dim, slice }) => {
+                format!("#define KEY_DIM {key_dim}\n#define VALUE_DIM {value_dim}\n#define SLICE {slice}\n")
+            }
             Self::Elementwise => constants::elementwise(),
             Self::Optimizer => constants::optimizer(),
             Self::PackedIndex => constants::packed_index(),
