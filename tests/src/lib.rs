@@ -82,8 +82,16 @@ pub const MIXTURES: [&str; 9] = [
 ];
 
 /// Those of [`FAMILIES`] whose layers differ most from each other, for tests that take a sample.
-pub const SAMPLED: [&str; 7] =
-    ["tiny-llama-bias", "tiny-phi3", "tiny-gemma2", "tiny-glm4-moe", "tiny-gpt-oss", "tiny-lfm2", "tiny-qwen3-5"];
+pub const SAMPLED: [&str; 8] = [
+    "tiny-llama-bias",
+    "tiny-phi3",
+    "tiny-gemma2",
+    "tiny-glm4",
+    "tiny-glm4-moe",
+    "tiny-gpt-oss",
+    "tiny-lfm2",
+    "tiny-qwen3-5",
+];
 
 /// Returns a path in this package, or in the folder that `FIREBRICK_TESTS` names: the unpacked GPU suite.
 fn here(parts: &[&str]) -> PathBuf {

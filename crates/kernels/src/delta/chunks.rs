@@ -4,9 +4,10 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use burn_tensor::{Int, Tensor, backend::Backend};
+use firebrick_arch::DeltaNetSpec;
 
 /// The most tokens of a chunk.
-pub const CHUNK: usize = 64;
+pub const CHUNK: usize = DeltaNetSpec::CHUNK;
 
 /// The chunks of documents. The last one of a document is filled up with rows of zeros.
 ///

@@ -3,7 +3,7 @@
 //!
 //! Per token `t` and value head, with `q` and `k` of length one, `q` scaled by `k^-0.5`, `β = sigmoid(b)` and
 //! `g = -exp(a_log) softplus(a + dt_bias)`: `S = e^g S`, `S = S + k ⊗ β (v - Sᵀ k)`, `o = Sᵀ q`; `S` is zero where a document starts.
-//! Trade-off: no backend has kernels of its own.
+//! Trade-off: CUDA alone has kernels of its own.
 
 mod chunks;
 #[cfg(feature = "flex")]
@@ -49,7 +49,7 @@ pub struct DeltaParameters<B: Backend> {
 pub struct DeltaOutput<B: Backend> {
     /// `[n, value heads * v]`.
     pub o: Tensor<B, 2>,
-    /// The state at the start of each chunk, `[chunks, value heads, k, v]`, f32; in the order of the backend, whose backward reads it.
+    /// The state at the start of each chunk, `[chunks, value heads, k, v]` in f32, or in a format and an order of the backend, whose backward reads it.
     pub states: Tensor<B, 4>,
 }
 

@@ -14,11 +14,8 @@ use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeltaPart, DeltaSizes, DeviceBlock, MatrixView, Source, arguments, grid, tensor, view,
 };
-use crate::delta::reference;
+use crate::delta::{CHUNK, reference};
 use crate::{DeltaInputs, DeltaOps, DeltaOutput, DeltaParameters, Documents, Session};
-
-/// Tokens of a chunk.
-const CHUNK: usize = DeltaNetSpec::CHUNK;
 
 impl DeltaOps for Cuda {
     fn gated_delta(
