@@ -111,11 +111,11 @@ impl<B: Kernels> Conversation<B> {
         *read
     }
 
-    /// Keeps the states as they are after so many tokens.
-    fn keep(&mut self, read: usize) {
-        if self.caches.have_states() {
+    /// Keeps the states of `caches` as they are after so many tokens.
+    fn keep(&mut self, read: usize, caches: &Caches<B>) {
+        if caches.have_states() {
             self.snapshots.retain(|(other, _)| *other != read);
-            self.snapshots.push((read, self.caches.states()));
+            self.snapshots.push((read, caches.states()));
             let surplus = self.snapshots.len().saturating_sub(Self::SNAPSHOTS);
             self.snapshots.drain(..surplus);
         }
@@ -226,9 +226,7 @@ impl<B: Kernels> Decoder<B> {
             on_token(token)
         };
         let first = batch.pass(0, &mut on_token);
-        conversation.caches = std::mem::take(&mut batch.caches);
-        conversation.keep(prompt.len());
-        batch.caches = std::mem::take(&mut conversation.caches);
+        conversation.keep(prompt.len(), &batch.caches);
         let result = first.and_then(|flow| if flow.is_break() { Ok(()) } else { batch.finish(&mut on_token) });
         conversation.caches = batch.caches;
         // The last chosen token was not read.

@@ -37,7 +37,7 @@ impl<B: Kernels> Caches<B> {
 
     /// Returns whether any layer has states, which are those after the last token alone.
     pub(crate) fn have_states(&self) -> bool {
-        !self.layers.iter().all(|cache| matches!(cache, Cache::Rows(_)))
+        self.layers.iter().any(|cache| !matches!(cache, Cache::Rows(_)))
     }
 
     /// Returns the states of all layers: handles, because an operation makes new ones.

@@ -27,17 +27,9 @@ pub struct DeltaNet<B: Kernels> {
     pub trains: bool,
 }
 
-/// The outputs of the first group, or their gradients.
-struct Parts<B: Kernels> {
-    qkv: Tensor<B, 2>,
-    z: Tensor<B, 2>,
-    b: Tensor<B, 2>,
-    a: Tensor<B, 2>,
-}
-
 impl<B: Kernels> DeltaNet<B> {
     pub(super) fn forward(&self, parts: &[Tensor<B, 2>], attend: Attend<'_, B>) -> (Tensor<B, 2>, Option<Mixed<B>>) {
-        let Parts { qkv, b, a, .. } = self.parts(parts.to_vec());
+        let [qkv, b, a] = self.inputs(parts);
         let inputs = ConvInputs { gates: None, x: qkv };
         match attend {
             Attend::Documents(documents) => {
@@ -57,7 +49,7 @@ impl<B: Kernels> DeltaNet<B> {
 
     /// Builds the input of the output projection: each head of the result normalized, times its gates.
     pub(super) fn gated(&self, parts: &[Tensor<B, 2>], o_nv: Tensor<B, 2>) -> Prologue<B> {
-        let (gate, shape) = (self.parts(parts.to_vec()).z, o_nv.dims());
+        let (gate, shape) = (self.gates(parts), o_nv.dims());
         let up = self.norm.forward(self.by_head(o_nv)).reshape(shape);
         Prologue::Gated { gate, up, activation: Activation::Silu }
     }
@@ -76,7 +68,7 @@ impl<B: Kernels> DeltaNet<B> {
         // Half of a buffer that the gates' gradient has, too, so that this copies.
         let d_normed = B::pause(&d_up.device(), || self.by_head(d_up.clone()));
         let d_o = self.norm.backward(self.by_head(mixed.values_nm), d_normed, None, sink).reshape(shape);
-        let Parts { qkv, b, a, .. } = self.parts(parts);
+        let [qkv, b, a] = self.inputs(&parts);
         let convolution = ConvInputs { gates: None, x: qkv };
         let qkv = B::causal_conv(&convolution, self.filters_dk(), documents);
         let inputs = DeltaInputs { qkv, a, b };
@@ -91,7 +83,7 @@ impl<B: Kernels> DeltaNet<B> {
         if let Some(d_filters) = d_filters {
             sink.add(&self.filters, d_filters.reshape([self.spec.channels() * self.spec.conv_width]));
         }
-        self.parts_backward(Parts { qkv: d_convolution.x, z: d_gate, b: d_inputs.b, a: d_inputs.a })
+        self.d_parts([d_convolution.x, d_gate, d_inputs.b, d_inputs.a])
     }
 
     fn filters_dk(&self) -> Tensor<B, 2> {
@@ -108,23 +100,30 @@ impl<B: Kernels> DeltaNet<B> {
         x_nv.reshape([tokens * spec.value_heads, spec.value_head_dim])
     }
 
-    /// Returns the outputs of the first group by purpose. Those by key head are put in order.
-    fn parts(&self, parts: Vec<Tensor<B, 2>>) -> Parts<B> {
+    /// Returns queries, keys and values side by side, and what beta and the decay are computed from. Those by key head are put in order.
+    fn inputs(&self, parts: &[Tensor<B, 2>]) -> [Tensor<B, 2>; 3] {
         if !self.spec.by_key_head {
-            let [qkv, z, b, a] = parts.try_into().expect("the first group has four parts");
-            return Parts { qkv, z, b, a };
+            return [0, 2, 3].map(|part: usize| parts[part].clone());
         }
-        let [qkvz, ba] = parts.try_into().expect("the first group has two parts");
-        B::pause(&qkvz.device(), || {
-            let [q, k, v, z] = self.divided(&qkvz, self.widths_of_a_key_head());
-            let [b, a] = self.divided(&ba, [self.heads_of_a_key_head(); 2]);
-            Parts { qkv: Tensor::cat(vec![q, k, v], 1), z, b, a }
+        let ([key, values], heads) = (self.widths_of_a_key_head(), self.heads_of_a_key_head());
+        B::pause(&parts[0].device(), || {
+            let [q, k, v] = [(0, key), (key, key), (2 * key, values)].map(|columns| self.columns(&parts[0], columns));
+            let [b, a] = [(0, heads), (heads, heads)].map(|columns| self.columns(&parts[1], columns));
+            [Tensor::cat(vec![q, k, v], 1), b, a]
         })
     }
 
-    /// Backward of [`Self::parts`].
-    fn parts_backward(&self, d_parts: Parts<B>) -> Vec<Tensor<B, 2>> {
-        let Parts { qkv, z, b, a } = d_parts;
+    /// Returns the gates of the result.
+    fn gates(&self, parts: &[Tensor<B, 2>]) -> Tensor<B, 2> {
+        if !self.spec.by_key_head {
+            return parts[1].clone();
+        }
+        let [key, values] = self.widths_of_a_key_head();
+        B::pause(&parts[0].device(), || self.columns(&parts[0], (2 * key + values, values)))
+    }
+
+    /// Returns the gradients of the outputs of the first group from those of [`Self::inputs`], with the gates' after the first.
+    fn d_parts(&self, [qkv, z, b, a]: [Tensor<B, 2>; 4]) -> Vec<Tensor<B, 2>> {
         if !self.spec.by_key_head {
             return vec![qkv, z, b, a];
         }
@@ -140,24 +139,18 @@ impl<B: Kernels> DeltaNet<B> {
         self.spec.value_heads / self.spec.key_heads
     }
 
-    /// Returns the widths of a key head's query, key, values and gates.
-    fn widths_of_a_key_head(&self) -> [usize; 4] {
-        let (key, values) = (self.spec.key_head_dim, self.heads_of_a_key_head() * self.spec.value_head_dim);
-        [key, key, values, values]
+    /// Returns the widths of a key head's query, which is its key's, too, and of its values, which is its gates'.
+    fn widths_of_a_key_head(&self) -> [usize; 2] {
+        [self.spec.key_head_dim, self.heads_of_a_key_head() * self.spec.value_head_dim]
     }
 
-    /// Divides rows of key heads, each of parts side by side, into rows of the parts.
-    fn divided<const N: usize>(&self, x: &Tensor<B, 2>, widths: [usize; N]) -> [Tensor<B, 2>; N] {
-        let (tokens, heads) = (x.dims()[0], self.spec.key_heads);
-        let by_head = x.clone().reshape([tokens, heads, widths.iter().sum()]);
-        let mut end = 0;
-        widths.map(|width| {
-            end += width;
-            by_head.clone().narrow(2, end - width, width).reshape([tokens, heads * width])
-        })
+    /// Returns columns of each key head, by the first and their number.
+    fn columns(&self, x: &Tensor<B, 2>, (start, width): (usize, usize)) -> Tensor<B, 2> {
+        let ([tokens, all], heads) = (x.dims(), self.spec.key_heads);
+        x.clone().reshape([tokens, heads, all / heads]).narrow(2, start, width).reshape([tokens, heads * width])
     }
 
-    /// Does the reverse of [`Self::divided`].
+    /// Puts the columns of each key head next to each other: the reverse of [`Self::columns`].
     fn joined(&self, parts: Vec<Tensor<B, 2>>) -> Tensor<B, 2> {
         let (tokens, heads) = (parts[0].dims()[0], self.spec.key_heads);
         let width = parts.iter().map(|part| part.dims()[1]).sum();
