@@ -4,10 +4,10 @@
 //! Defaults are those of transformers' `Lfm2Config` and `Lfm2MoeConfig`. `hidden_act` is no key of either: the activation is SiLU.
 //! Not supported: biases of convolutions (`conv_bias`), which no published model has.
 
-use serde_json::Value;
-
 use super::keys::rope::rope_with_theta;
-use super::keys::{Base, Defaults, bool_or, experts, kinds_of_layers, positive_or, size, size_or};
+use super::keys::{
+    Base, Defaults, bool_or, experts, filter_width, is_second_kind, layer_numbers, positive_or, size, size_or,
+};
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{Mixer, QkNorm, ShortConvSpec};
@@ -58,26 +58,16 @@ pub(super) fn conv(json: &JsonObject, absent: usize) -> Result<ShortConvSpec, Ar
     if bool_or(json, "conv_bias", false)? {
         return Err(json.unsupported("conv_bias", true, "Convolutions have no biases here; choose a model without"));
     }
-    let (key, width) = ("conv_L_cache", size_or(json, "conv_L_cache", absent)?);
-    let most = ShortConvSpec::MAX_WIDTH;
-    if width > most {
-        return Err(json.bad(key, width, format!("it must be at most {most}")));
-    }
-    Ok(ShortConvSpec { channels: size(json, "hidden_size")?, width })
+    Ok(ShortConvSpec { channels: size(json, "hidden_size")?, width: filter_width(json, "conv_L_cache", absent)? })
 }
 
 /// Returns whether each layer has attention: by `layer_types`, or by the list `full_attn_idxs`; without both all of them have it.
 fn attention_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchError> {
-    if let Some(types) = json.get("layer_types") {
-        let kinds = kinds_of_layers(json, types, layers, &["conv", "full_attention"])?;
-        return Ok(kinds.into_iter().map(|kind| kind == 1).collect());
+    if let Some(by_types) = is_second_kind(json, layers, &["conv", "full_attention"])? {
+        return Ok(by_types);
     }
-    let key = "full_attn_idxs";
-    let Some(indices) = json.get(key) else { return Ok(vec![true; layers]) };
-    let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
-    let indices: Option<Vec<usize>> = indices.as_array().and_then(|list| list.iter().map(number).collect());
-    let indices = indices.ok_or_else(|| json.bad(key, json.get(key).unwrap_or(&Value::Null), "it must list layers"))?;
-    Ok((0..layers).map(|layer| indices.contains(&layer)).collect())
+    let numbers = layer_numbers(json, "full_attn_idxs")?;
+    Ok((0..layers).map(|layer| numbers.as_ref().is_none_or(|numbers| numbers.contains(&layer))).collect())
 }
 
 /// Reads the width of an MLP, which transformers adjusts unless `block_auto_adjust_ff_dim` is false: two thirds, times a factor, up to a multiple.

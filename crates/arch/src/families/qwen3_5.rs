@@ -6,7 +6,7 @@
 //! Not supported: attention without the gate (`attn_output_gate`), which no published model has; `attention_dropout`, which is ignored.
 
 use super::keys::rope::partial_rope;
-use super::keys::{Base, Defaults, bool_or, gated_mlp, kinds_of_layers, size_or};
+use super::keys::{Base, Defaults, bool_or, filter_width, gated_mlp, is_second_kind, size_or};
 use super::qwen3_moe::{dense, mixture, mixture_layers};
 use crate::error::ArchError;
 use crate::json::JsonObject;
@@ -14,16 +14,18 @@ use crate::mixer::{DeltaNetSpec, Mixer, OutputGate, QkNorm};
 use crate::router::{RouterSpec, SharedExpertSpec};
 use crate::spec::{Activation, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
+/// The largest width of a head of a delta rule.
+const MAX_HEAD_WIDTH: usize = 1 << 16;
 /// The types of layers.
 const KINDS: [&str; 2] = ["linear_attention", "full_attention"];
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let mlp = gated_mlp(json, Activation::Silu)?;
-    model(json, [16, 32], false, |base| Ok(vec![mlp.clone(); base.count]))
+    model(json, false, |base| Ok(vec![mlp.clone(); base.count]))
 }
 
 pub(super) fn moe_spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    model(json, [16, 32], false, |base| {
+    model(json, false, |base| {
         let mlp = of_experts(json, base.count, [256, 8, 512], true)?;
         Ok(vec![mlp; base.count])
     })
@@ -31,7 +33,7 @@ pub(super) fn moe_spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 
 pub(super) fn next_spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let normalizes = bool_or(json, "norm_topk_prob", true)?;
-    model(json, [16, 32], true, |base| {
+    model(json, true, |base| {
         let mlp = |is_mixture| match is_mixture {
             true => of_experts(json, base.count, [512, 10, 512], normalizes),
             false => dense(json, 5632),
@@ -50,10 +52,9 @@ fn of_experts(json: &JsonObject, layers: usize, absent: [usize; 3], normalizes: 
     Ok(mlp)
 }
 
-/// Reads a model; absent keys mean these heads of keys and of values.
+/// Reads a model with these MLPs.
 fn model(
     json: &JsonObject,
-    [key_heads, value_heads]: [usize; 2],
     by_key_head: bool,
     mlps: impl Fn(&Base<'_>) -> Result<Vec<MlpSpec>, ArchError>,
 ) -> Result<ModelSpec, ArchError> {
@@ -66,11 +67,11 @@ fn model(
     let mut base = Base::read(json, defaults)?.with_bias(false)?;
     (base.attention.qk_norm, base.attention.gate) = (QkNorm::PerHead, OutputGate::PerValue);
     let delta = DeltaNetSpec {
-        key_heads: size_or(json, "linear_num_key_heads", key_heads)?,
-        value_heads: size_or(json, "linear_num_value_heads", value_heads)?,
-        key_head_dim: size_or(json, "linear_key_head_dim", 128)?,
-        value_head_dim: size_or(json, "linear_value_head_dim", 128)?,
-        conv_width: size_or(json, "linear_conv_kernel_dim", 4)?,
+        key_heads: size_or(json, "linear_num_key_heads", 16)?,
+        value_heads: size_or(json, "linear_num_value_heads", 32)?,
+        key_head_dim: head_width(json, "linear_key_head_dim")?,
+        value_head_dim: head_width(json, "linear_value_head_dim")?,
+        conv_width: filter_width(json, "linear_conv_kernel_dim", 4)?,
         by_key_head,
     };
     if !delta.value_heads.is_multiple_of(delta.key_heads) {
@@ -86,11 +87,20 @@ fn model(
     Ok(ModelSpec { norm_offset: 1.0, ..base.model(layers, vec![partial_rope(json, &base, 0.25)?])? })
 }
 
+/// Reads the width of a head. A state has as many values as the product of two, which must not overflow.
+fn head_width(json: &JsonObject, key: &str) -> Result<usize, ArchError> {
+    let width = size_or(json, key, 128)?;
+    if width <= MAX_HEAD_WIDTH {
+        Ok(width)
+    } else {
+        Err(json.bad(key, width, format!("it must be at most {MAX_HEAD_WIDTH}")))
+    }
+}
+
 /// Returns whether each layer has attention: by `layer_types`, or every `full_attention_interval`-th.
 fn attention_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchError> {
-    if let Some(types) = json.get("layer_types") {
-        let kinds = kinds_of_layers(json, types, layers, &KINDS)?;
-        return Ok(kinds.into_iter().map(|kind| kind == 1).collect());
+    if let Some(by_types) = is_second_kind(json, layers, &KINDS)? {
+        return Ok(by_types);
     }
     let interval = size_or(json, "full_attention_interval", 4)?;
     Ok((1..=layers).map(|layer| layer.is_multiple_of(interval)).collect())
@@ -119,9 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn heads_that_do_not_divide_and_a_missing_gate_are_refused() {
+    fn sizes_that_do_not_fit_and_a_missing_gate_are_refused() {
         let heads = [("linear_num_key_heads", json!(2)), ("linear_num_value_heads", json!(3))];
         assert!(refused("qwen3_5_text", &heads).contains("linear_num_value_heads"));
+        for (key, most) in [("linear_key_head_dim", "65536"), ("linear_conv_kernel_dim", "8")] {
+            let message = refused("qwen3_5_text", &[(key, json!(100_000_000))]);
+            assert!(message.contains(key) && message.contains(&format!("at most {most}")), "{message}");
+        }
         assert!(refused("qwen3_5_text", &[("attn_output_gate", json!(false))]).contains("attn_output_gate"));
     }
 

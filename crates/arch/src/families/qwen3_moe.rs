@@ -4,9 +4,7 @@
 //! `decoder_sparse_step` skips it.
 //! Not supported: `attention_dropout`, which is ignored.
 
-use serde_json::Value;
-
-use super::keys::{Base, Defaults, activation, bool_or, experts, size_or, sliding_window};
+use super::keys::{Base, Defaults, activation, bool_or, experts, layer_numbers, size_or, sliding_window};
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::QkNorm;
@@ -58,17 +56,7 @@ pub(super) fn dense(json: &JsonObject, width: usize) -> Result<MlpSpec, ArchErro
 /// Returns whether each layer is a mixture: every `decoder_sparse_step`-th one that `mlp_only_layers` does not list.
 pub(super) fn mixture_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchError> {
     let step = size_or(json, "decoder_sparse_step", 1)?;
-    let key = "mlp_only_layers";
-    let dense: Vec<usize> = match json.get(key) {
-        None => Vec::new(),
-        Some(Value::Array(numbers)) => {
-            let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
-            let numbers: Option<_> = numbers.iter().map(number).collect();
-            numbers
-                .ok_or_else(|| json.bad(key, json.get(key).unwrap_or(&Value::Null), "it must list numbers of layers"))?
-        }
-        Some(other) => return Err(json.wrong_type(key, "a list of numbers of layers", other)),
-    };
+    let dense = layer_numbers(json, "mlp_only_layers")?.unwrap_or_default();
     Ok((0..layers).map(|layer| !dense.contains(&layer) && (layer + 1).is_multiple_of(step)).collect())
 }
 

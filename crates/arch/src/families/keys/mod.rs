@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::mixer::{AttentionSpec, Mixer};
+use crate::mixer::{AttentionSpec, Mixer, ShortConvSpec};
 use crate::naming::Naming;
 use crate::quantization::{QUANTIZATION_CONFIG, Quantization};
 use crate::rope::Rope;
@@ -295,10 +295,37 @@ pub(super) fn given_window(json: &JsonObject) -> Result<Option<usize>, ArchError
 
 /// Reads `layer_types`: whether each layer has sliding attention.
 pub(super) fn layer_types(json: &JsonObject, layers: usize) -> Result<Option<Vec<bool>>, ArchError> {
-    let key = "layer_types";
-    let Some(types) = json.get(key) else { return Ok(None) };
-    let kinds = kinds_of_layers(json, types, layers, &["full_attention", "sliding_attention"])?;
+    is_second_kind(json, layers, &["full_attention", "sliding_attention"])
+}
+
+/// Returns whether each layer is of the second kind, by `layer_types`; `None` without the key.
+pub(super) fn is_second_kind(
+    json: &JsonObject,
+    layers: usize,
+    kinds: &[&str; 2],
+) -> Result<Option<Vec<bool>>, ArchError> {
+    let Some(types) = json.get("layer_types") else { return Ok(None) };
+    let kinds = kinds_of_layers(json, types, layers, kinds)?;
     Ok(Some(kinds.into_iter().map(|kind| kind == 1).collect()))
+}
+
+/// Reads a list of numbers of layers; `None` without the key.
+pub(super) fn layer_numbers(json: &JsonObject, key: &str) -> Result<Option<Vec<usize>>, ArchError> {
+    let numbers = match json.get(key) {
+        None => return Ok(None),
+        Some(Value::Array(numbers)) => numbers,
+        Some(other) => return Err(json.wrong_type(key, "a list of numbers of layers", other)),
+    };
+    let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
+    let read: Option<_> = numbers.iter().map(number).collect();
+    let wrong = || json.bad(key, Value::from(numbers.clone()), "it must list numbers of layers");
+    read.map(Some).ok_or_else(wrong)
+}
+
+/// Reads the number of tokens that a filter of a convolution covers.
+pub(super) fn filter_width(json: &JsonObject, key: &str, absent: usize) -> Result<usize, ArchError> {
+    let (width, most) = (size_or(json, key, absent)?, ShortConvSpec::MAX_WIDTH);
+    if width <= most { Ok(width) } else { Err(json.bad(key, width, format!("it must be at most {most}"))) }
 }
 
 /// Returns the kind of each layer that `layer_types` lists, as its place among `kinds`.
