@@ -15,7 +15,7 @@
 //
 // Launch: grid SLICES * value_heads * documents, block 2 SLICE, dynamic shared bytes 2 p(KEY_DIM) + 2 p(64) + p(SLICE) + 1024. For 128
 // of a 16-bit type and SLICE 64: SLICES 2; 63488 bytes.
-KERNEL __launch_bounds__(SCAN_THREADS, 3)
+KERNEL __launch_bounds__(SCAN_THREADS, LEAST_BLOCKS)
 delta_scan_backward(T *d_states, T *dv, long long dv_stride, const T *q_hat, const T *k_hat, const Gate *gates, const T *inverse,
                     const T *scores, const T *d_o, long long d_o_stride, const int *chunks, const int *documents, int n,
                     int key_heads, int value_heads) {
@@ -92,7 +92,7 @@ delta_scan_backward(T *d_states, T *dv, long long dv_stride, const T *q_hat, con
 //
 // Launch: grid value_heads * chunks, block 128, dynamic shared bytes p(KEY_DIM) (1 + SLICE / 64) + p(64) + 3 p(SLICE) + 1024. For 128
 // of a 16-bit type and SLICE 64: 72704 bytes.
-KERNEL __launch_bounds__(THREADS, 3)
+KERNEL __launch_bounds__(THREADS, LEAST_BLOCKS)
 delta_pairs_backward(T *corrections, T *scores, T *inverse, float *value_dots, const T *k_hat, const Gate *gates,
                      const T *states, const T *v, long long v_stride, const T *dv, long long dv_stride, const T *d_o, long long d_o_stride,
                      const int *chunks, int n, int key_heads, int value_heads) {

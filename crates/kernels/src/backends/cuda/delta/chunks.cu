@@ -48,7 +48,7 @@ template <int FIRST> DEVICE void invert_column(T *inverse, const float *lower, i
 // VALUE_DIM], a and b [n, value_heads], each at a stride; a_log and dt_bias [value_heads] f32.
 //
 // Launch: grid chunks * key_heads, block 128, dynamic shared bytes max(2 p(KEY_DIM), 34816) + 2048.
-KERNEL __launch_bounds__(THREADS, 3)
+KERNEL __launch_bounds__(THREADS, LEAST_BLOCKS)
 delta_chunks(T *q_hat, T *k_hat, float *inverse_lengths, Gate *gates, T *inverse, T *scores, const T *qkv, long long qkv_stride,
              const T *a, long long a_stride, const T *b, long long b_stride, const float *a_log, const float *dt_bias, const int *chunks,
              int n, int key_heads, int value_heads) {

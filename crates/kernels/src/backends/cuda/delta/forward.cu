@@ -17,7 +17,7 @@ struct Stage {
 //
 // Launch: grid SLICES * value_heads * documents, block 2 SLICE, dynamic shared bytes 2 (p(KEY_DIM) + p(64) + p(SLICE) + 1024). For
 // 128 of a 16-bit type and SLICE 64: SLICES 2; 73728 bytes.
-KERNEL __launch_bounds__(SCAN_THREADS, 3)
+KERNEL __launch_bounds__(SCAN_THREADS, LEAST_BLOCKS)
 delta_scan(T *states, T *corrections, const T *k_hat, const Gate *gates, const T *inverse, const T *v, long long v_stride,
            const int *chunks, const int *documents, int n, int key_heads, int value_heads) {
     extern __shared__ __align__(16) unsigned char shared_memory[];

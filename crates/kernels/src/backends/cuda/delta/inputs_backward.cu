@@ -36,7 +36,7 @@ struct Slices {
 // Launch: grid key_heads * chunks, block KEY_DIM % 32 == 0 ? 256 : 128, dynamic shared bytes 2 p(KEY_DIM) + 2 p(64) + 2 (p(SLICE) +
 // p(KEY_DIM) SLICE / 64) + 3328 + 512 value_heads / key_heads. For 128 of a 16-bit type: 110848 bytes with SLICE 64 and two value heads
 // a key head.
-KERNEL __launch_bounds__(INPUTS_THREADS, 2)
+KERNEL __launch_bounds__(INPUTS_THREADS, T_IS_F32 ? 1 : 2)
 delta_inputs_backward(T *d_qkv, long long d_qkv_stride, T *da, long long da_stride, T *db, long long db_stride, float *partial,
                       const T *q_hat, const T *k_hat, const float *inverse_lengths, const Gate *gates, const T *of_scores,
                       const T *of_inverse, const T *states, const T *d_states, const T *corrections, const T *dv,

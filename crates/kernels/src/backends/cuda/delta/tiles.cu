@@ -23,6 +23,9 @@ typedef long long Long;
 static constexpr int CHUNK = 64, SLICES = VALUE_DIM / SLICE;
 // Threads of a block that has all tokens of a chunk, 16 per warp, and of a block of a scan, whose warps have 16 columns of v.
 static constexpr int THREADS = 128, SCAN_THREADS = SLICE * 2;
+// Blocks of 128 threads that a multiprocessor is to hold: registers are given out by it. f32 needs them, and before Hopper there is
+// shared memory for two.
+static constexpr int LEAST_BLOCKS = T_IS_F32 ? 1 : __CUDA_ARCH__ >= 900 ? 3 : 2;
 static constexpr int KEY_TILES = KEY_DIM / 8, SLICE_TILES = SLICE / 8, CHUNK_TILES = CHUNK / 8;
 static_assert(KEY_DIM % 16 == 0 && VALUE_DIM % SLICE == 0 && KEY_DIM <= 128 && VALUE_DIM <= 128, "widths of heads");
 static_assert(SLICE == 16 || SLICE == 32 || SLICE == 64, "a warp has 16 columns, and a chunk as many rows as a state's slice");
@@ -224,7 +227,8 @@ DEVICE void multiply(float (&c)[N][4], const Left &a, Tile<C> b, int column, int
             const float upper = __shfl_sync(0xffffffffu, a.value[i / 2][i % 2], owner);
             const float lower = __shfl_sync(0xffffffffu, a.value[i / 2][2 + i % 2], owner);
 #pragma unroll
-            for (int j = 2 * from; j < 2 * to; ++j) {
+            for (int j = 0; j < 2 * N; ++j) {
+                if (j / 2 < from || j / 2 >= to) continue;
                 const int at = column + j / 2 * 8 + column_of(j);
                 const float right = B == ROWS ? *b.at(row, at) : *b.at(at, row);
                 c[j / 2][j % 2] += upper * right, c[j / 2][2 + j % 2] += lower * right;
