@@ -128,7 +128,11 @@ impl<B: Kernels> AfterMixer<B> {
     pub(crate) fn into_saved(self) -> Box<SavedMixer<B>> {
         let Self { input, parts, mixed, output, .. } = self;
         let all = input.zip(mixed).zip(output);
-        let ((input, mixed), output) = all.expect(KEPT);
+        let ((input, mixed), mut output) = all.expect(KEPT);
+        if output.prologue_output.is_none() {
+            // The backward builds it again.
+            output.prologue = Prologue::None { x: mixed.values_nm.clone() };
+        }
         Box::new(SavedMixer { input, parts, mixed, output })
     }
 
@@ -223,11 +227,11 @@ impl<B: Kernels> Layer<B> {
         let prologue = input(x_nd.clone(), self.before_mixer.as_ref());
         let epilogue = self.mixer.epilogue(&context.rotary);
         let (parts, of_input) = B::project(prologue, &self.mixer.input.frozen(adapters), epilogue, Keep::Inputs);
-        let prologue = self.mixer.prologue(&parts, mixed.values_nm.clone());
         let output = match &self.after_mixer {
-            None => ProjectSaved::of_inputs(prologue, low_rank),
+            None => ProjectSaved::of_inputs(Prologue::None { x: mixed.values_nm.clone() }, low_rank),
             norm @ Some(_) => {
                 let epilogue = added_to(x_nd, norm.as_ref());
+                let prologue = self.mixer.prologue(&parts, mixed.values_nm.clone());
                 B::project(prologue, &self.mixer.output.frozen(adapters), epilogue, Keep::Inputs).1.expect(KEPT)
             }
         };
@@ -355,7 +359,10 @@ impl<B: Kernels> Layer<B> {
                 self.recompute_mixer(x_nd, mixed, low_rank, context, adapters)
             }
         };
-        let SavedMixer { input, parts, mixed, output } = saved;
+        let SavedMixer { input, parts, mixed, mut output } = saved;
+        if output.prologue_output.is_none() {
+            output.prologue = self.mixer.prologue(&parts, mixed.values_nm.clone());
+        }
         let grads = self.mixer.output.backward(*output, vec![dh_nd.clone()], None, adapters, sink);
         add_gradient(self.after_mixer.as_ref(), grads.output_norm, sink);
         let d_parts = self.mixer.backward(parts, mixed, grads.input, &context.documents, published, sink);

@@ -69,6 +69,7 @@ pub(crate) struct SavedMixer<B: Kernels> {
     pub(crate) input: Box<ProjectSaved<B>>,
     pub(crate) parts: Vec<Tensor<B, 2>>,
     pub(crate) mixed: Mixed<B>,
+    /// Its prologue is built again from the result, unless the prologue's output is saved.
     pub(crate) output: Box<ProjectSaved<B>>,
 }
 

@@ -199,7 +199,7 @@ impl Engine {
         beside && parts[0].rows > 1 && stride >= total && parts.iter().all(|part| part.stride == stride)
     }
 
-    /// Joins matrices side by side, without a copy if they are column ranges of one buffer.
+    /// Joins matrices side by side: without a copy if they are column ranges of one buffer, in the room of the first if the others fit there.
     pub(crate) fn adjacent_columns(&self, mut parts: Vec<MatrixView>) -> MatrixView {
         let total = parts.iter().map(|part| part.width).sum();
         if parts.len() == 1 {
@@ -210,8 +210,16 @@ impl Engine {
             let block = DeviceBlock { width: total, ..first.block };
             return MatrixView { block, ..first };
         }
-        let joined = self.empty_matrix(parts[0].rows, total, parts[0].dtype);
-        let mut start = 0;
+        let first = parts.remove(0);
+        let joined = if self.has_room_in_place(&first, total - first.width) {
+            self.addresses.set_width(&first.tensor.handle, total);
+            MatrixView { block: DeviceBlock { width: total, ..first.block }, tensor: first.tensor }
+        } else {
+            let joined = self.empty_matrix(first.rows, total, first.dtype);
+            self.copy_rows(first.block(), joined.block().columns(0, first.width));
+            joined
+        };
+        let mut start = first.block.width;
         for part in &parts {
             self.copy_rows(part.block(), joined.block().columns(start, part.width));
             start += part.width;
