@@ -92,10 +92,14 @@ pub enum ValueKind {
     Sum,
     /// The mixer's result, which its output projection reads.
     Mixed,
-    /// An output of the mixer's first group.
+    /// Outputs of the mixer's first group, in one buffer.
     Part,
     /// Such an output as it was before its norm.
     PartBeforeNorm,
+    /// The mixer's result times gates, which its output projection reads then.
+    Gated,
+    /// What a mixer computes on the way to it, e.g. the result normalized.
+    BeforeGates,
     /// What else the mixer's backward needs.
     Statistics,
     /// States at the starts of chunks, per token of a document of whole chunks.
@@ -152,7 +156,7 @@ impl Value {
         Self { kind, rows: 1, width, is_f32: false, saved_from, may_wait: false, alive: &[], passing: &[], forward: 0 }
     }
 
-    /// Describes an output of a mixer's first group, e.g. before and after its rotation.
+    /// Describes outputs of a mixer's first group in one buffer, e.g. before and after their rotation.
     pub(crate) const fn part(width: usize) -> Self {
         let passing = &[Moment::MixerBackward];
         let part = Self::new(ValueKind::Part, width, Recompute::Selective);
@@ -171,6 +175,11 @@ impl Value {
         let passing = &[Moment::MixerBackward];
         let mixed = Self::new(ValueKind::Mixed, width, Recompute::Projections);
         Self { may_wait: true, alive: Moment::OF_MIXER, passing, forward: 1, ..mixed }
+    }
+
+    /// Describes a mixer's result times its gates, or what is computed on the way to it.
+    pub(crate) const fn gated(kind: ValueKind, width: usize) -> Self {
+        Self { alive: Moment::OF_MIXER, forward: 1, ..Self::new(kind, width, Recompute::None) }
     }
 
     /// Describes values in f32 that belong to a mixer's result, so few that no plan counts them where they are not saved.

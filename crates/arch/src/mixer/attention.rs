@@ -6,7 +6,7 @@ use super::{CacheSize, MixerGroups, MixerSizes};
 use crate::modules::{GroupKind, group};
 use crate::naming::LayerPath;
 use crate::tensor_spec::{Role, TensorSpec};
-use crate::values::Value;
+use crate::values::{Value, ValueKind};
 
 /// Causal self attention with grouped key/value heads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -192,8 +192,16 @@ impl MixerSizes for AttentionSpec {
         before_norm.extend((self.value_norm && !self.reads_another()).then_some(kv));
         let mut values = vec![Value::part(query), Value::mixed(query), Value::statistics(self.heads)];
         values.extend(vec![key_value; keys_and_values]);
-        // Gates of heads are as wide as the heads when they multiply them.
-        values.extend((self.gate != OutputGate::None).then(|| Value::part(query)));
+        let gated = |kind| Value::gated(kind, query);
+        match self.gate {
+            OutputGate::None => {}
+            // Repeated for each value of a head.
+            OutputGate::PerHead => {
+                let widened = gated(ValueKind::BeforeGates);
+                values.extend([Value::part(self.heads), widened, gated(ValueKind::Gated)]);
+            }
+            OutputGate::PerValue => values.extend([Value::part(query), gated(ValueKind::Gated)]),
+        }
         values.extend(before_norm.into_iter().map(Value::part_before_norm));
         values
     }

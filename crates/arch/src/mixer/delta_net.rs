@@ -7,7 +7,7 @@ use super::{CacheSize, MixerGroups, MixerSizes};
 use crate::modules::{GroupKind, group};
 use crate::naming::LayerPath;
 use crate::tensor_spec::{Role, TensorSpec};
-use crate::values::Value;
+use crate::values::{Value, ValueKind};
 
 /// A linear recurrence over the tokens of a document with a matrix per head as its state, after a causal convolution of queries, keys and values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,10 +88,11 @@ impl MixerSizes for DeltaNetSpec {
     }
 
     fn values(&self) -> Vec<Value> {
-        let [qkv, z, heads] = [self.channels(), self.value_size(), self.value_heads].map(Value::part);
-        // The result of the convolution is computed again, and so is the normalized result.
+        let parts = Value::part(self.channels() + self.value_size() + 2 * self.value_heads);
+        // The result of the convolution is computed again.
         let states = Value::states(self.state_size().div_ceil(Self::CHUNK));
-        vec![qkv, z, heads, heads, Value::mixed(self.value_size()), states]
+        let gated = [ValueKind::BeforeGates, ValueKind::Gated].map(|kind| Value::gated(kind, self.value_size()));
+        [vec![parts, Value::mixed(self.value_size()), states], gated.into()].concat()
     }
 
     /// Returns the size of the last convolved values and of the states, in f32, which takes as much as two values of 16 bits.

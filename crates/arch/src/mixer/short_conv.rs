@@ -43,8 +43,7 @@ impl MixerSizes for ShortConvSpec {
     }
 
     fn values(&self) -> Vec<Value> {
-        let part = Value::part(self.channels);
-        vec![part, part, part, Value::mixed(self.channels)]
+        vec![Value::part(3 * self.channels), Value::mixed(self.channels)]
     }
 
     /// Returns the size of the last products of the gate and its input, in f32, which take as much as two values of 16 bits.

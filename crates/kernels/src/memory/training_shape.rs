@@ -161,7 +161,7 @@ impl TrainingShape {
     }
 
     /// Returns whether saved values wait in host memory.
-    pub(super) fn is_offloaded(&self) -> bool {
+    pub(crate) fn is_offloaded(&self) -> bool {
         self.offload && self.recompute.may_offload()
     }
 }

@@ -14,7 +14,7 @@ use firebrick_precision::Format;
 
 use super::adapters::{forward_sums_bytes, low_rank_sums_bytes, saved_low_rank_bytes};
 use super::layer::buffers_per_token;
-use super::route::{Planned, Route, WeightRoute, all_planned};
+use super::route::{Planned, Route, WeightRoute, all_planned, planned_groups};
 use super::rows::{fp8_stride, row_stride};
 use crate::GemmFormat;
 use crate::memory::estimate::line;
@@ -126,11 +126,13 @@ fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u
         * training.activation_bytes()
 }
 
-/// Returns the bytes of the buffer for the widest rows, which operations share: logits of a chunk, or joined QKV with adapters.
+/// Returns the bytes of the buffer for the widest rows, which operations share: logits of a chunk, or joined QKV with adapters, where
+/// heads are taken apart.
 fn wide_rows_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
-    let groups = all_planned(model, training);
-    let inputs = groups.iter().filter(|planned| planned.group.kind == GroupKind::MixerInput);
+    let with_heads = (0..model.layers.len()).filter(|&layer| model.layers[layer].mixer.attention().is_some());
+    let groups = with_heads.flat_map(|layer| planned_groups(model, training, layer));
+    let inputs = groups.filter(|planned| planned.group.kind == GroupKind::MixerInput);
     let joined = inputs.map(|planned| row_stride(planned.group.out_features(), planned.route.room()) as u64);
     let joined = joined.max().unwrap_or(0) * training.tokens() * training.activation_bytes();
     (chunk * model.vocab_size as u64 * 4).max(joined)

@@ -3,7 +3,8 @@
 //!
 //! A layer's values ([`ModelSpec::values`]) say when they are alive; here they get the engine's rows, and buffers that it alone has are
 //! added. CubeCL's pools keep exact sizes here, so freed memory serves only later buffers of the same row width. The peak is therefore not
-//! that of the widest moment: each width counts with the maximum number of its buffers that are alive at once, at whichever moment that is.
+//! that of the widest moment: each width counts with the maximum number of its buffers that are alive at once, at whichever moment of
+//! whichever layer that is, less those that later layers saved, which are free by then.
 //! Trade-off: only measurements check the moments (docs/roofline.md).
 
 use std::collections::BTreeMap;
@@ -18,9 +19,20 @@ use super::route::{Planned, planned_groups};
 use super::rows::{ROW_MULTIPLE, row_stride};
 use crate::memory::training_shape::{Recompute, TrainingShape};
 
-/// Counts values per token in all buffers of the widest layer that do not count as saved.
+/// Counts values per token in all buffers of layers that do not count as saved.
 pub(super) fn buffers_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    (0..model.layers.len()).map(|layer| Layer::new(model, training, layer).buffers()).max().unwrap_or(0)
+    // The loss: the last layer's output, its normalized copy, and its gradient.
+    let mut most = BTreeMap::from([(model.hidden_size, 3)]);
+    let mut free = BTreeMap::new();
+    for layer in (0..model.layers.len()).rev().map(|layer| Layer::new(model, training, layer)) {
+        for (width, count) in layer.most() {
+            let more = count.saturating_sub(free.get(&width).copied().unwrap_or(0));
+            let entry = most.entry(width).or_default();
+            *entry = more.max(*entry);
+        }
+        layer.saved().for_each(|width| *free.entry(width).or_default() += 1);
+    }
+    most.iter().map(|(width, count)| (width * count) as u64).sum()
 }
 
 /// Upper bound of the memory of rows, as a factor, for experts that run one after the other: their row counts change from pass to
@@ -46,9 +58,9 @@ impl<'a> Layer<'a> {
         Self { training, hidden, spec, values, groups }
     }
 
-    fn buffers(&self) -> u64 {
-        // The loss: the last layer's output, its normalized copy, and its gradient.
-        let mut most = BTreeMap::from([(self.hidden, 3)]);
+    /// Returns the maximum number of buffers of each width that are alive at once.
+    fn most(&self) -> BTreeMap<usize, usize> {
+        let mut most: BTreeMap<usize, usize> = BTreeMap::new();
         for moment in Moment::ALL {
             let mut now: BTreeMap<usize, usize> = BTreeMap::new();
             let of_values = self.values.iter().flat_map(|value| self.of_value(value, moment));
@@ -58,7 +70,14 @@ impl<'a> Layer<'a> {
                 *entry = count.max(*entry);
             }
         }
-        most.iter().map(|(width, count)| (width * count) as u64).sum()
+        most
+    }
+
+    /// Returns the widths of the values that are saved on the device.
+    fn saved(&self) -> impl Iterator<Item = usize> {
+        let recompute = self.training.recompute;
+        let stays = move |value: &&Value| recompute.saves(value) && !(self.training.is_offloaded() && value.may_wait);
+        self.values.iter().filter(stays).map(|value| self.width_of(value))
     }
 
     /// Returns the widths of the buffers of a value at a moment.
@@ -81,7 +100,10 @@ impl<'a> Layer<'a> {
             ValueKind::Activated => self.room(DOWN),
             ValueKind::SharedGateUp => self.room(&[GroupKind::SharedGateUp]),
             ValueKind::SharedActivated => self.room(&[GroupKind::SharedDown]),
+            ValueKind::Gated => self.room(&[GroupKind::MixerOutput]),
             ValueKind::Dispatched => ROW_MULTIPLE,
+            // Heads of attention are taken apart.
+            ValueKind::Part if self.spec.mixer.attention().is_none() => self.room(&[GroupKind::MixerInput]),
             // One buffer has queries, keys and values as they were before.
             ValueKind::PartBeforeNorm if self.has_joined_norms() => {
                 return self.group(&[GroupKind::MixerInput]).shape.out_features();
@@ -116,7 +138,10 @@ impl<'a> Layer<'a> {
             Moment::DownBackward => ([1, outputs], Vec::new()),
             Moment::MixerBackward => {
                 let of_attention = self.spec.mixer.attention().map(|attention| in_f32(attention, self.training));
-                ([1, 0], of_attention.unwrap_or_else(|| self.of_delta_rule(true)))
+                // Of what has gates, and of the gates.
+                let gated = self.values.iter().filter(|value| value.kind == ValueKind::Gated);
+                let gated = gated.map(|value| 2 * value.width).collect();
+                ([1, 0], [of_attention.unwrap_or_else(|| self.of_delta_rule(true)), gated].concat())
             }
             Moment::GateUpBackward | Moment::MixerInputBackward => ([2, normed], Vec::new()),
         };
@@ -124,17 +149,14 @@ impl<'a> Layer<'a> {
     }
 
     /// Returns the widths of what a delta rule computes besides its result: the convolved inputs, its queries and keys, two squares for each chunk, the
-    /// corrections, four f32 for each head, and the normalized result; and in its backward gradients of some of them.
+    /// corrections, and four f32 for each head; and in its backward the gradients of the convolved inputs, and of the result.
     fn of_delta_rule(&self, is_backward: bool) -> Vec<usize> {
         let Mixer::DeltaNet(spec) = &self.spec.mixer else { return Vec::new() };
         let (channels, keys, values) = (spec.channels(), spec.key_size(), spec.value_size());
         let squares = self.training.of_chunks(DeltaNetSpec::CHUNK * spec.value_heads);
-        let mut widths = vec![channels, keys, keys, squares, squares, values, 8 * spec.value_heads, values];
+        let mut widths = vec![channels, keys, keys, squares, squares, values, 8 * spec.value_heads];
         if is_backward {
-            // Of the convolved inputs, and of the inputs; of the normalized result, also next to its gates'; and those of all outputs of the
-            // first group side by side.
-            let all = row_stride(self.group(&[GroupKind::MixerInput]).group.out_features(), ROW_MULTIPLE);
-            widths.extend([channels, channels, values, 2 * values, all]);
+            widths.extend([channels, values]);
         }
         widths
     }
