@@ -51,6 +51,7 @@ FAMILIES = {
     "tiny-lfm3": dict(ids=1000, lora=7000, packed=3002, prompts=[430, 430], documents=(5000, SHORT)),
     "tiny-qwen3-5": dict(ids=1000, lora=7000, packed=3002, prompts=[434, 431], documents=(5000, CHUNKED)),
     "tiny-qwen3-5-moe": dict(ids=1063, lora=7009, packed=3011, prompts=[434, 430]),
+    "tiny-olmo-hybrid": dict(ids=1000, lora=7000, packed=3002, prompts=[430, 431], documents=(5000, CHUNKED)),
     "tiny-qwen3-next": dict(ids=1000, lora=7016, packed=3005, prompts=[438, 433]),
 }
 

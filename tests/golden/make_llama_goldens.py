@@ -176,6 +176,17 @@ def gradients_on_disk(model):
     others = ("model.vision_tower.", "model.multi_modal_projector.", "model.visual.")
     of_text = [(name, parameter) for name, parameter in model.named_parameters() if not name.startswith(others)]
     gradients = {alone(name): parameter.grad for name, parameter in of_text}
+    if model.config.model_type == "olmo_hybrid":
+        norms = {"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"}
+        for name in [name for name in gradients if name.split(".")[-2] in norms]:
+            before, _, last = name.removesuffix(".weight").rpartition(".")
+            if f"{before}.linear_attn.A_log" in gradients:
+                gradients[f"{before}.{norms[last]}.weight"] = gradients.pop(name)
+        for name in [name for name in gradients if "conv1d" in name]:
+            of = {part: name.replace("conv1d.weight", f"{part}_proj.weight") for part in "qkv"}
+            rows = [len(gradients[of[part]]) for part in "qkv"]
+            parts = gradients.pop(name).split(rows)
+            gradients |= {name.replace("conv1d", f"{part}_conv1d"): rows for part, rows in zip("qkv", parts)}
     block, names = EXPERTS.get(model.config.model_type, ("mlp", PROJECTIONS[4:]))
     tensors = {}
     for name, gradient in gradients.items():

@@ -32,7 +32,7 @@ pub use sample::{is_slow, sample, some_in_turn};
 
 /// One checkpoint per family. Each has an adapter `<name>-lora` on all projections but experts, and the golden files `<name>`, `<name>-lora`,
 /// `<name>-full-gradients`, `<name>-packed` and `<name>-generation`. A new family is one more line here.
-pub const FAMILIES: [&str; 33] = [
+pub const FAMILIES: [&str; 34] = [
     "tiny-llama",
     "tiny-llama-bias",     // biases on all projections
     "tiny-mistral",        // sliding window, head_dim 24
@@ -59,12 +59,13 @@ pub const FAMILIES: [&str; 33] = [
     "tiny-lfm3", // short convolutions, a window, a rope per type of attention, norms around both halves, gates of heads
     "tiny-qwen3-5", // Gated DeltaNet in three of four layers; gates among the queries, a quarter of each head rotated
     "tiny-qwen3-5-moe", // the same with experts and a shared one in both layers
-    "tiny-qwen3-next", // projections by key head, a dense layer and one of experts
-    "tiny-gemma3-vl", // the text model of a checkpoint with a vision tower, as are the next
-    "tiny-mistral3", // an untied head, head_dim 24
-    "tiny-qwen2-5-vl", // stored under the text model's own names
-    "tiny-qwen3-vl", // stored under the names of transformers' modules
-    "tiny-qwen3-5-vl", // Gated DeltaNet, and layers that predict more tokens next to the tower
+    "tiny-olmo-hybrid", // Gated DeltaNet that corrects up to twice the error, a projection for each input; attention without a rope
+    "tiny-qwen3-next",  // projections by key head, a dense layer and one of experts
+    "tiny-gemma3-vl",   // the text model of a checkpoint with a vision tower, as are the next
+    "tiny-mistral3",    // an untied head, head_dim 24
+    "tiny-qwen2-5-vl",  // stored under the text model's own names
+    "tiny-qwen3-vl",    // stored under the names of transformers' modules
+    "tiny-qwen3-5-vl",  // Gated DeltaNet, and layers that predict more tokens next to the tower
     "tiny-qwen3-5-moe-vl", // the same with all experts of a layer in one tensor
 ];
 

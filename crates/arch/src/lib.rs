@@ -38,8 +38,8 @@ pub use lora::{
 };
 pub use lora_init::LoraInit;
 pub use mixer::{
-    AttentionSpec, CacheSize, DeltaNetSpec, KeysAndValues, Mixer, MixerGroups, MixerSizes, OutputGate, QkNorm,
-    ShortConvSpec,
+    AttentionSpec, CacheSize, DeltaNetSpec, DeltaProjections, KeysAndValues, Mixer, MixerGroups, MixerSizes,
+    OutputGate, QkNorm, ShortConvSpec,
 };
 pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
 pub use modules::{GroupKind, GroupSpec, ModuleSpec, OutputOrder, PieceSpec};

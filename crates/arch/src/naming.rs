@@ -22,6 +22,8 @@ pub enum Naming {
     Lfm2,
     /// LFM3.
     Lfm3,
+    /// OLMo Hybrid, whose layers with attention have Llama's names.
+    OlmoHybrid,
 }
 
 impl Naming {
@@ -48,13 +50,16 @@ impl Naming {
                 ("mlp.up_proj", "feed_forward.w3"),
                 ("mlp.down_proj", "feed_forward.w2"),
             ],
+            Self::OlmoHybrid => {
+                &[("input_layernorm", "attention_layer_norm"), ("post_attention_layernorm", "feedforward_layer_norm")]
+            }
         }
     }
 
     /// Returns the name of the final norm's weight.
     pub(crate) fn final_norm(self) -> &'static str {
         match self {
-            Self::Llama => FINAL_NORM,
+            Self::Llama | Self::OlmoHybrid => FINAL_NORM,
             Self::Lfm2 | Self::Lfm3 => "model.embedding_norm.weight",
         }
     }

@@ -5,7 +5,7 @@
 //! Trade-off: the list is rebuilt on each call; a model has a few hundred tensors.
 
 use crate::modules::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
-use crate::naming::LayerPath;
+use crate::naming::{LayerPath, Naming};
 use crate::spec::{ExpertNames, MlpSpec, ModelSpec};
 use crate::tensor_spec::{Role, TensorSpec};
 
@@ -78,7 +78,12 @@ impl ModelSpec {
 
     /// Returns where the tensors and modules of a layer are.
     pub(crate) fn path(&self, layer: usize) -> LayerPath {
-        LayerPath { layer, naming: self.naming }
+        let has_attention = self.layers[layer].mixer.attention().is_some();
+        let naming = match self.naming {
+            Naming::OlmoHybrid if has_attention => Naming::Llama,
+            naming => naming,
+        };
+        LayerPath { layer, naming }
     }
 
     fn add_layer(&self, layer: usize, form: Form, tensors: &mut Vec<TensorSpec>) {

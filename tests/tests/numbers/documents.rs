@@ -47,7 +47,7 @@ fn packed_equals_separate<B: Kernels>() {
 on_every_backend!(packed_documents_of_every_family_have_the_logits_and_losses_they_have_alone, packed_equals_separate);
 
 /// Families whose layers have a state, in rows of documents that are as short as one token.
-const OF_STATES: [&str; 3] = ["tiny-lfm2", "tiny-lfm3", "tiny-qwen3-5"];
+const OF_STATES: [&str; 4] = ["tiny-lfm2", "tiny-lfm3", "tiny-olmo-hybrid", "tiny-qwen3-5"];
 
 /// Loads a model all of whose weights train, for so many positions.
 fn whole<B: Kernels>(family: &str, positions: usize) -> Decoder<B> {

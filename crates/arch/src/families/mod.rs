@@ -21,6 +21,7 @@ mod mistral;
 mod mixtral;
 mod olmo2;
 mod olmo3;
+mod olmo_hybrid;
 mod phi3;
 mod published;
 mod qwen2;
@@ -61,7 +62,7 @@ const fn family(architecture: &'static str, model_type: &'static str, read_spec:
 }
 
 /// Every family.
-pub const FAMILIES: [Family; 26] = [
+pub const FAMILIES: [Family; 27] = [
     family("GemmaForCausalLM", "gemma", gemma::spec),
     Family {
         special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
@@ -100,6 +101,7 @@ pub const FAMILIES: [Family; 26] = [
     },
     family("Olmo2ForCausalLM", "olmo2", olmo2::spec),
     family("Olmo3ForCausalLM", "olmo3", olmo3::spec),
+    family("OlmoHybridForCausalLM", "olmo_hybrid", olmo_hybrid::spec),
     Family { special_keys: &["partial_rotary_factor"], ..family("Phi3ForCausalLM", "phi3", phi3::spec) },
     family("Qwen2ForCausalLM", "qwen2", qwen2::spec),
     Family {

@@ -7,7 +7,7 @@
 use super::FAMILIES;
 
 /// The `model_type` of each family, and its models.
-pub const PUBLISHED: [(&str, &str); 26] = [
+pub const PUBLISHED: [(&str, &str); 27] = [
     ("gemma", "Gemma 2B, 7B; CodeGemma 2B, 7B"),
     ("gemma2", "Gemma 2 2B, 9B, 27B"),
     ("gemma3_text", "Gemma 3 270M, 1B; Gemma 3 4B, 12B, 27B: text"),
@@ -46,6 +46,7 @@ pub const PUBLISHED: [(&str, &str); 26] = [
     ("qwen3_5_text", "Qwen3.5 0.8B, 2B, 4B, 9B, 27B; Qwen3.6 and 3.8 27B: text"),
     ("qwen3_5_moe_text", "Qwen3.5 35B-A3B, 122B-A10B, 397B-A17B: text"),
     ("qwen3_next", "Qwen3-Next 80B-A3B"),
+    ("olmo_hybrid", "OLMo Hybrid 7B"),
     ("smollm3", "SmolLM3 3B"),
 ];
 

@@ -10,7 +10,7 @@ use super::keys::{Base, Defaults, bool_or, filter_width, gated_mlp, is_second_ki
 use super::qwen3_moe::{dense, mixture, mixture_layers};
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::mixer::{DeltaNetSpec, Mixer, OutputGate, QkNorm};
+use crate::mixer::{DeltaNetSpec, DeltaProjections, Mixer, OutputGate, QkNorm};
 use crate::router::{RouterSpec, SharedExpertSpec};
 use crate::spec::{Activation, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
@@ -21,11 +21,11 @@ const KINDS: [&str; 2] = ["linear_attention", "full_attention"];
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let mlp = gated_mlp(json, Activation::Silu)?;
-    model(json, false, |base| Ok(vec![mlp.clone(); base.count]))
+    model(json, DeltaProjections::Joined, |base| Ok(vec![mlp.clone(); base.count]))
 }
 
 pub(super) fn moe_spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    model(json, false, |base| {
+    model(json, DeltaProjections::Joined, |base| {
         let mlp = of_experts(json, base.count, [256, 8, 512], true)?;
         Ok(vec![mlp; base.count])
     })
@@ -33,7 +33,7 @@ pub(super) fn moe_spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 
 pub(super) fn next_spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let normalizes = bool_or(json, "norm_topk_prob", true)?;
-    model(json, true, |base| {
+    model(json, DeltaProjections::ByKeyHead, |base| {
         let mlp = |is_mixture| match is_mixture {
             true => of_experts(json, base.count, [512, 10, 512], normalizes),
             false => dense(json, 5632),
@@ -55,7 +55,7 @@ fn of_experts(json: &JsonObject, layers: usize, absent: [usize; 3], normalizes: 
 /// Reads a model with these MLPs.
 fn model(
     json: &JsonObject,
-    by_key_head: bool,
+    projections: DeltaProjections,
     mlps: impl Fn(&Base<'_>) -> Result<Vec<MlpSpec>, ArchError>,
 ) -> Result<ModelSpec, ArchError> {
     if !bool_or(json, "attn_output_gate", true)? {
@@ -66,18 +66,17 @@ fn model(
         Defaults { head_dim: Some(256), kv_heads: Some(2), max_position_embeddings: 32_768, rms_norm_eps: 1e-6 };
     let mut base = Base::read(json, defaults)?.with_bias(false)?;
     (base.attention.qk_norm, base.attention.gate) = (QkNorm::PerHead, OutputGate::PerValue);
-    let delta = DeltaNetSpec {
-        key_heads: size_or(json, "linear_num_key_heads", 16)?,
-        value_heads: size_or(json, "linear_num_value_heads", 32)?,
-        key_head_dim: head_width(json, "linear_key_head_dim")?,
-        value_head_dim: head_width(json, "linear_value_head_dim")?,
-        conv_width: filter_width(json, "linear_conv_kernel_dim", 4)?,
-        by_key_head,
+    let absent = DeltaNetSpec {
+        key_heads: 16,
+        value_heads: 32,
+        key_head_dim: 128,
+        value_head_dim: 128,
+        conv_width: 4,
+        projections,
+        doubles_beta: false,
+        norm_epsilon: None,
     };
-    if !delta.value_heads.is_multiple_of(delta.key_heads) {
-        let rule = format!("it must be a multiple of linear_num_key_heads ({})", delta.key_heads);
-        return Err(json.bad("linear_num_value_heads", delta.value_heads, rule));
-    }
+    let delta = delta_net(json, absent)?;
     let layer = |(is_attention, mlp): (bool, MlpSpec)| {
         let layer = base.layer(mlp, LayerNorms::Pre, None);
         let mixer = if is_attention { layer.mixer } else { Mixer::DeltaNet(delta.clone()) };
@@ -87,9 +86,26 @@ fn model(
     Ok(ModelSpec { norm_offset: 1.0, ..base.model(layers, vec![partial_rope(json, &base, 0.25)?])? })
 }
 
+/// Reads the sizes of a delta rule, in place of those for absent keys.
+pub(super) fn delta_net(json: &JsonObject, absent: DeltaNetSpec) -> Result<DeltaNetSpec, ArchError> {
+    let delta = DeltaNetSpec {
+        key_heads: size_or(json, "linear_num_key_heads", absent.key_heads)?,
+        value_heads: size_or(json, "linear_num_value_heads", absent.value_heads)?,
+        key_head_dim: head_width(json, "linear_key_head_dim", absent.key_head_dim)?,
+        value_head_dim: head_width(json, "linear_value_head_dim", absent.value_head_dim)?,
+        conv_width: filter_width(json, "linear_conv_kernel_dim", absent.conv_width)?,
+        ..absent
+    };
+    if delta.value_heads.is_multiple_of(delta.key_heads) {
+        return Ok(delta);
+    }
+    let rule = format!("it must be a multiple of linear_num_key_heads ({})", delta.key_heads);
+    Err(json.bad("linear_num_value_heads", delta.value_heads, rule))
+}
+
 /// Reads the width of a head. A state has as many values as the product of two, which must not overflow.
-fn head_width(json: &JsonObject, key: &str) -> Result<usize, ArchError> {
-    let width = size_or(json, key, 128)?;
+fn head_width(json: &JsonObject, key: &str, absent: usize) -> Result<usize, ArchError> {
+    let width = size_or(json, key, absent)?;
     if width <= MAX_HEAD_WIDTH {
         Ok(width)
     } else {
@@ -98,7 +114,7 @@ fn head_width(json: &JsonObject, key: &str) -> Result<usize, ArchError> {
 }
 
 /// Returns whether each layer has attention: by `layer_types`, or every `full_attention_interval`-th.
-fn attention_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchError> {
+pub(super) fn attention_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchError> {
     if let Some(by_types) = is_second_kind(json, layers, &KINDS)? {
         return Ok(by_types);
     }

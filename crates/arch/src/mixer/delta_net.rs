@@ -1,4 +1,4 @@
-//! Gated DeltaNet (Yang et al., Gated delta networks, 2024), as in Qwen3.5 and Qwen3-Next: sizes, linear modules, other tensors, FLOPs, saved values and
+//! Gated DeltaNet (Yang et al., Gated delta networks, 2024), as in Qwen3.5, Qwen3-Next and OLMo Hybrid: sizes, linear modules, other tensors, FLOPs, saved values and
 //! state.
 
 use serde::{Deserialize, Serialize};
@@ -9,8 +9,20 @@ use crate::naming::LayerPath;
 use crate::tensor_spec::{Role, TensorSpec};
 use crate::values::{Value, ValueKind};
 
+/// The modules of a checkpoint that compute what the convolution, the gates, beta and the decay read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeltaProjections {
+    /// Queries, keys and values together, and one for each of the others (Qwen3.5).
+    Joined,
+    /// Two: `in_proj_qkvz`, with rows of a key head's query, key, values and gates, and `in_proj_ba` (Qwen3-Next).
+    ByKeyHead,
+    /// One for each (OLMo Hybrid).
+    Separate,
+}
+
 /// A linear recurrence over the tokens of a document with a matrix per head as its state, after a causal convolution of queries, keys and values.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeltaNetSpec {
     /// Heads of queries and keys.
     pub key_heads: usize,
@@ -22,9 +34,12 @@ pub struct DeltaNetSpec {
     pub value_head_dim: usize,
     /// Tokens that a filter of the convolution covers, its own included.
     pub conv_width: usize,
-    /// Whether a checkpoint stores what the first group computes as two modules, by key head (Qwen3-Next): `in_proj_qkvz`, with rows of a key head's
-    /// query, key, values and gates, and `in_proj_ba`.
-    pub by_key_head: bool,
+    /// The modules of the first group.
+    pub projections: DeltaProjections,
+    /// Whether a token corrects up to twice its error instead of up to all of it, so that states may change their sign.
+    pub doubles_beta: bool,
+    /// Epsilon of the norm of each head's result; `None`: that of the model's other norms.
+    pub norm_epsilon: Option<f64>,
 }
 
 impl DeltaNetSpec {
@@ -46,6 +61,20 @@ impl DeltaNetSpec {
         self.value_heads * self.key_head_dim * self.value_head_dim
     }
 
+    /// Lists the tensors that hold filters, with their channels: one, or one each for queries, keys and values.
+    pub fn filters(&self) -> Vec<(&'static str, usize)> {
+        let [keys, values] = [self.key_size(), self.value_size()];
+        match self.projections {
+            DeltaProjections::Separate => vec![("q_conv1d", keys), ("k_conv1d", keys), ("v_conv1d", values)],
+            DeltaProjections::Joined | DeltaProjections::ByKeyHead => vec![("conv1d", self.channels())],
+        }
+    }
+
+    /// Returns Qwen's name, or OLMo's.
+    fn name(&self, qwen: &'static str, olmo: &'static str) -> &'static str {
+        if self.projections == DeltaProjections::Separate { olmo } else { qwen }
+    }
+
     /// Returns the channels of the convolution: queries, keys and values side by side.
     pub fn channels(&self) -> usize {
         2 * self.key_size() + self.value_size()
@@ -55,28 +84,44 @@ impl DeltaNetSpec {
 impl MixerSizes for DeltaNetSpec {
     /// Returns queries, keys and values of the convolution, gates of the result, and what beta and the decay are computed from.
     fn groups(&self, at: LayerPath, hidden: usize) -> MixerGroups {
-        let [qkv, z, heads] = [self.channels(), self.value_size(), self.value_heads];
-        let fused = [("linear_attn.in_proj_qkvz", qkv + z), ("linear_attn.in_proj_ba", 2 * heads)];
-        let [of_qkv, of_z] = [("linear_attn.in_proj_qkv", qkv), ("linear_attn.in_proj_z", z)];
-        let [of_b, of_a] = ["linear_attn.in_proj_b", "linear_attn.in_proj_a"].map(|path| (path, heads));
-        let parts: &[(&str, usize)] = if self.by_key_head { &fused } else { &[of_qkv, of_z, of_b, of_a] };
-        let output = [("linear_attn.out_proj", hidden)];
-        MixerGroups {
-            input: group(at, GroupKind::MixerInput, hidden, parts, None, false),
-            output: group(at, GroupKind::MixerOutput, z, &output, None, false),
+        let [keys, qkv, z, heads] = [self.key_size(), self.channels(), self.value_size(), self.value_heads];
+        let modules: &[(&str, usize)] = match self.projections {
+            DeltaProjections::Joined => {
+                &[("in_proj_qkv", qkv), ("in_proj_z", z), ("in_proj_b", heads), ("in_proj_a", heads)]
+            }
+            DeltaProjections::ByKeyHead => &[("in_proj_qkvz", qkv + z), ("in_proj_ba", 2 * heads)],
+            DeltaProjections::Separate => {
+                let [q, k, v] = [("q_proj", keys), ("k_proj", keys), ("v_proj", z)];
+                &[q, k, v, ("g_proj", z), ("b_proj", heads), ("a_proj", heads)]
+            }
+        };
+        let paths: Vec<_> = modules.iter().map(|(name, width)| (format!("linear_attn.{name}"), *width)).collect();
+        let modules: Vec<_> = paths.iter().map(|(path, width)| (path.as_str(), *width)).collect();
+        let mut input = group(at, GroupKind::MixerInput, hidden, &modules, None, false);
+        if self.projections != DeltaProjections::ByKeyHead {
+            input.parts = vec![qkv, z, heads, heads];
         }
+        let output = [(self.name("linear_attn.out_proj", "linear_attn.o_proj"), hidden)];
+        MixerGroups { input, output: group(at, GroupKind::MixerOutput, z, &output, None, false) }
     }
 
     /// Returns the filters, the two vectors of the decay, and the weight of the norm, which all heads share.
     fn vectors(&self, at: LayerPath) -> Vec<TensorSpec> {
-        let filters = at.vector("linear_attn.conv1d.weight", 0, Role::Filters);
+        let filters = self.filters().into_iter().map(|(name, channels)| {
+            let shape = vec![channels, 1, self.conv_width];
+            TensorSpec { shape, ..at.vector(&format!("linear_attn.{name}.weight"), 0, Role::Filters) }
+        });
         let [bias, log] = ["linear_attn.dt_bias", "linear_attn.A_log"];
-        vec![
-            TensorSpec { shape: vec![self.channels(), 1, self.conv_width], ..filters },
+        let others = [
             at.vector(bias, self.value_heads, Role::DecayBias),
             at.vector(log, self.value_heads, Role::DecayLog),
-            at.vector("linear_attn.norm.weight", self.value_head_dim, Role::GatedNorm),
-        ]
+            at.vector(
+                self.name("linear_attn.norm.weight", "linear_attn.o_norm.weight"),
+                self.value_head_dim,
+                Role::GatedNorm,
+            ),
+        ];
+        filters.chain(others).collect()
     }
 
     /// Counts the products inside chunks and with the states, and the inverse of a chunk's matrix.

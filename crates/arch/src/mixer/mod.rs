@@ -11,7 +11,7 @@ use std::ops::Deref;
 use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionSpec, KeysAndValues, OutputGate, QkNorm};
-pub use delta_net::DeltaNetSpec;
+pub use delta_net::{DeltaNetSpec, DeltaProjections};
 pub use short_conv::ShortConvSpec;
 
 use crate::modules::GroupSpec;

@@ -1,6 +1,6 @@
 //! The gated delta rule against its reference, over packed documents, with value heads that share keys and without.
 
-use firebrick_arch::DeltaNetSpec;
+use firebrick_arch::{DeltaNetSpec, DeltaProjections};
 
 use super::{DeltaInputs, DeltaParameters, reference};
 use crate::Kernels;
@@ -15,7 +15,9 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
             key_head_dim: 32,
             value_head_dim: 16,
             conv_width: 4,
-            by_key_head: false,
+            projections: DeltaProjections::Joined,
+            doubles_beta: false,
+            norm_epsilon: None,
         };
         let qkv = check.random([tokens, spec.channels()], 1.0);
         let [a, b] = [(); 2].map(|()| check.random([tokens, value_heads], 1.0));

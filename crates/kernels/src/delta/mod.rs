@@ -1,7 +1,7 @@
 //! The gated delta rule inside documents (Yang et al., Gated delta networks, 2024), the mixer of Qwen3.5 and Qwen3-Next: a matrix per head that
 //! forgets, and that each token corrects where its key reads a value other than its own.
 //!
-//! Per token `t` and value head, with `q` and `k` of length one, `q` scaled by `k^-0.5`, `β = sigmoid(b)` and
+//! Per token `t` and value head, with `q` and `k` of length one, `q` scaled by `k^-0.5`, `β = sigmoid(b)` (or twice that) and
 //! `g = -exp(a_log) softplus(a + dt_bias)`: `S = e^g S`, `S = S + k ⊗ β (v - Sᵀ k)`, `o = Sᵀ q`; `S` is zero where a document starts.
 //! Trade-off: CUDA alone has kernels of its own.
 
@@ -56,6 +56,12 @@ pub struct DeltaOutput<B: Backend> {
 /// The state of each sequence that is being generated, `[value heads, k, v]`, f32, by the row of its first token in the caches; of a sequence that has
 /// not begun, none.
 pub type DeltaState<B> = BTreeMap<usize, Tensor<B, 3>>;
+
+/// Returns whether the kernels for CUDA are for heads of these widths and this beta.
+pub fn has_cuda_kernels(spec: &DeltaNetSpec) -> bool {
+    let is_wide = |width: usize| width.is_multiple_of(16) && width <= 128;
+    is_wide(spec.key_head_dim) && is_wide(spec.value_head_dim) && !spec.doubles_beta
+}
 
 /// The gated delta rule, forward and backward; in f32 whatever the compute format.
 pub trait DeltaOps: Session {

@@ -1,5 +1,6 @@
 //! The gated delta rule in ordinary Burn operations: what [`rule`] reads, from what the projections give, and back.
 //!
+//! `beta = c sigmoid(b)`, `c` 1 or 2, so `db = beta (1 - beta / c) d_beta`.
 //! With `n = x / |x|`, `dx = (dn - n (n · dn)) / |x|`, where `|x|² = Σ x² + 1e-6`. With `g = -exp(a_log) softplus(a + dt_bias)`,
 //! `da = -exp(a_log) sigmoid(a + dt_bias) dg`, of which `dt_bias` has the sum over tokens, and `d a_log = Σ g dg`.
 //! Trade-off: all chunks are in memory at once, in f32.
@@ -46,7 +47,7 @@ pub fn backward<B: Backend>(
     let dq = prepared.q.backward(summed(gradients.q, spec).mul_scalar(scale(spec)));
     let dk = prepared.k.backward(summed(gradients.k, spec));
     let (beta, d_beta, dg) = (prepared.beta, side_by_side(gradients.beta), side_by_side(gradients.decay));
-    let db = d_beta.mul(beta.clone()).mul(beta.neg().add_scalar(1.0));
+    let db = d_beta.mul(beta.clone()).mul(beta.div_scalar(-most(spec)).add_scalar(1.0));
     let da = dg.clone().mul(prepared.rate).mul(sigmoid(prepared.biased)).neg();
     let over_tokens = |x: Tensor<B, 2>| x.sum_dim(0).reshape([spec.value_heads]);
     let of_parameters = parameters_train
@@ -107,7 +108,7 @@ impl<B: Backend> Prepared<B> {
             q: Directions::new(heads(columns(0..keys), spec.key_heads)),
             k: Directions::new(heads(columns(keys..2 * keys), spec.key_heads)),
             v: heads(columns(2 * keys..spec.channels()), spec.value_heads),
-            beta: sigmoid(to_f32(inputs.b.clone())),
+            beta: sigmoid(to_f32(inputs.b.clone())).mul_scalar(most(spec)),
             decay: softplus(biased.clone()).mul(rate.clone()).neg(),
             rate,
             biased,
@@ -148,6 +149,11 @@ impl<B: Backend> Directions<B> {
 fn chunks<B: Backend>(documents: &Documents<B>) -> Chunks<B> {
     let ranges: Vec<_> = documents.ranges().collect();
     Chunks::new(&ranges, &documents.cu_seqlens.device())
+}
+
+/// The largest beta.
+fn most(spec: &DeltaNetSpec) -> f64 {
+    if spec.doubles_beta { 2.0 } else { 1.0 }
 }
 
 /// Factor of the queries.

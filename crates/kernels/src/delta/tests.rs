@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn_tensor::activation::{sigmoid, softplus};
 use burn_tensor::{Tensor, backend::Backend};
-use firebrick_arch::DeltaNetSpec;
+use firebrick_arch::{DeltaNetSpec, DeltaProjections};
 
 use super::rule::{self, RuleInputs, Update};
 use super::{Chunks, DeltaInputs, DeltaParameters, DeltaState, reference};
@@ -17,7 +17,9 @@ const SPEC: DeltaNetSpec = DeltaNetSpec {
     key_head_dim: 8,
     value_head_dim: 6,
     conv_width: 4,
-    by_key_head: false,
+    projections: DeltaProjections::Joined,
+    doubles_beta: false,
+    norm_epsilon: None,
 };
 /// Boundaries of documents of 1, 3, 64, 65 and 70 tokens.
 const BOUNDARIES: [u32; 6] = [0, 1, 4, 68, 133, 203];

@@ -1,7 +1,7 @@
 //! Gated DeltaNet as a mixer: its convolution, the delta rule, and the norm and the gates before the output projection.
 
 use burn_tensor::Tensor;
-use firebrick_arch::{Activation, DeltaNetSpec};
+use firebrick_arch::{Activation, DeltaNetSpec, DeltaProjections};
 use firebrick_kernels::{
     ConvInputs, DeltaInputs, DeltaOutput, DeltaParameters, Documents, GradientSink, InputGradient, Kernels, Parameter,
     Prologue,
@@ -15,8 +15,8 @@ use crate::norm::Norm;
 pub struct DeltaNet<B: Kernels> {
     /// Its sizes.
     pub spec: DeltaNetSpec,
-    /// The filters of the convolution, f32.
-    pub filters: Parameter<B>,
+    /// The filters of the convolution, f32: of all channels, or of queries, keys and values.
+    pub filters: Vec<Parameter<B>>,
     /// Added to the inputs of the decay, `[heads]` f32.
     pub dt_bias: Parameter<B>,
     /// Logarithm of the largest decay, `[heads]` f32.
@@ -81,13 +81,31 @@ impl<B: Kernels> DeltaNet<B> {
         let (d_convolution, d_filters) =
             B::causal_conv_backward(convolution, self.filters_dk(), d_inputs.qkv, documents, self.trains);
         if let Some(d_filters) = d_filters {
-            sink.add(&self.filters, d_filters.reshape([self.spec.channels() * self.spec.conv_width]));
+            self.add_filters(d_filters, sink);
         }
         self.d_parts([d_convolution.x, d_gate, d_inputs.b, d_inputs.a])
     }
 
     fn filters_dk(&self) -> Tensor<B, 2> {
-        self.filters.value.clone().reshape([self.spec.channels(), self.spec.conv_width])
+        let filters = match &self.filters[..] {
+            [all] => all.value.clone(),
+            each => B::pause(&each[0].value.device(), || {
+                Tensor::cat(each.iter().map(|filters| filters.value.clone()).collect(), 0)
+            }),
+        };
+        filters.reshape([self.spec.channels(), self.spec.conv_width])
+    }
+
+    fn add_filters(&self, d_filters_dk: Tensor<B, 2>, sink: &mut dyn GradientSink<B>) {
+        if let [all] = &self.filters[..] {
+            return sink.add(all, d_filters_dk.reshape([self.spec.channels() * self.spec.conv_width]));
+        }
+        let mut start = 0;
+        for (filters, (_, channels)) in self.filters.iter().zip(self.spec.filters()) {
+            let own = B::pause(&d_filters_dk.device(), || d_filters_dk.clone().narrow(0, start, channels));
+            sink.add(filters, own.reshape([channels * self.spec.conv_width]));
+            start += channels;
+        }
     }
 
     fn decay(&self) -> DeltaParameters<B> {
@@ -102,7 +120,7 @@ impl<B: Kernels> DeltaNet<B> {
 
     /// Returns queries, keys and values side by side, and what beta and the decay are computed from. Those by key head are put in order.
     fn inputs(&self, parts: &[Tensor<B, 2>]) -> [Tensor<B, 2>; 3] {
-        if !self.spec.by_key_head {
+        if !self.is_by_key_head() {
             return [0, 2, 3].map(|part: usize| parts[part].clone());
         }
         let ([key, values], heads) = (self.widths_of_a_key_head(), self.heads_of_a_key_head());
@@ -115,7 +133,7 @@ impl<B: Kernels> DeltaNet<B> {
 
     /// Returns the gates of the result.
     fn gates(&self, parts: &[Tensor<B, 2>]) -> Tensor<B, 2> {
-        if !self.spec.by_key_head {
+        if !self.is_by_key_head() {
             return parts[1].clone();
         }
         let [key, values] = self.widths_of_a_key_head();
@@ -124,7 +142,7 @@ impl<B: Kernels> DeltaNet<B> {
 
     /// Returns the gradients of the outputs of the first group from those of [`Self::inputs`], with the gates' after the first.
     fn d_parts(&self, [qkv, z, b, a]: [Tensor<B, 2>; 4]) -> Vec<Tensor<B, 2>> {
-        if !self.spec.by_key_head {
+        if !self.is_by_key_head() {
             return vec![qkv, z, b, a];
         }
         let (keys, values) = (self.spec.key_size(), self.spec.value_size());
@@ -133,6 +151,10 @@ impl<B: Kernels> DeltaNet<B> {
             let qkvz = self.joined(vec![part(0, keys), part(keys, keys), part(2 * keys, values), z.clone()]);
             vec![qkvz, self.joined(vec![b.clone(), a.clone()])]
         })
+    }
+
+    fn is_by_key_head(&self) -> bool {
+        self.spec.projections == DeltaProjections::ByKeyHead
     }
 
     fn heads_of_a_key_head(&self) -> usize {

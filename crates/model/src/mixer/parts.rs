@@ -21,15 +21,14 @@ impl<B: Kernels> Builder<'_, '_, B> {
                 return Ok(MixerKind::ShortConv(ShortConv { spec: spec.clone(), filters, trains }));
             }
             MixerSpec::DeltaNet(spec) => {
-                let [filters, dt_bias, a_log] = [next(), next(), next()];
-                return Ok(MixerKind::DeltaNet(Box::new(DeltaNet {
-                    spec: spec.clone(),
-                    trains: self.formats().trains(&filters.name),
-                    filters: self.vector(&filters)?,
-                    dt_bias: self.vector(&dt_bias)?,
-                    a_log: self.vector(&a_log)?,
-                    norm: self.norm_of(&next())?,
-                })));
+                let filters: Vec<_> = spec.filters().iter().map(|_| next()).collect();
+                let trains = self.formats().trains(&filters[0].name);
+                let filters = filters.iter().map(|filters| self.vector(filters)).collect::<Result<_, _>>()?;
+                let [dt_bias, a_log] = [self.vector(&next())?, self.vector(&next())?];
+                let norm = self.norm_of(&next())?;
+                let norm = Norm { epsilon: spec.norm_epsilon.unwrap_or(norm.epsilon), ..norm };
+                let delta = DeltaNet { spec: spec.clone(), trains, filters, dt_bias, a_log, norm };
+                return Ok(MixerKind::DeltaNet(Box::new(delta)));
             }
         };
         let qk_norm = match spec.qk_norm {
@@ -60,7 +59,7 @@ macro_rules! lists {
                     Self::ShortConv(ShortConv { filters, trains, .. }) => trains.then_some(filters).into_iter().collect(),
                     Self::DeltaNet(delta) => {
                         let DeltaNet { filters, dt_bias, a_log, norm, trains, .. } = &$($mutable)? **delta;
-                        let own = trains.then_some([filters, dt_bias, a_log]);
+                        let own = trains.then_some(filters.into_iter().chain([dt_bias, a_log]));
                         own.into_iter().flatten().chain(norm.$parameters()).collect()
                     }
                 };

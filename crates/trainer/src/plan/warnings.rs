@@ -4,6 +4,7 @@
 
 use firebrick_arch::Mixer;
 use firebrick_kernels::BackendKind;
+use firebrick_kernels::delta::has_cuda_kernels;
 
 use crate::config::{RunConfig, ZeroStage};
 use crate::plan::Made;
@@ -66,12 +67,15 @@ fn zero_stage(wish: &Wish<'_>) -> Option<String> {
 
 /// Warns of layers that run in ordinary operations.
 fn delta_rule(made: &Made<'_>) -> Option<String> {
-    let has_delta = made.wish.model.spec.layers.iter().any(|layer| matches!(layer.mixer, Mixer::DeltaNet(_)));
-    let has_kernels = made.backend.value == BackendKind::Cuda;
-    (has_delta && !has_kernels).then(|| {
-        "Gated DeltaNet has kernels on cuda alone: here its layers run in ordinary operations, which take most of a step's time and \
-         more memory than this plan says"
-            .to_owned()
+    let mut mixers = made.wish.model.spec.layers.iter().map(|layer| &layer.mixer);
+    let is_cuda = made.backend.value == BackendKind::Cuda;
+    let without = |mixer: &Mixer| matches!(mixer, Mixer::DeltaNet(spec) if !is_cuda || !has_cuda_kernels(spec));
+    let which = if is_cuda { "for heads of 16, 32, .. 128 and beta below 1" } else { "on cuda alone" };
+    mixers.any(without).then(|| {
+        format!(
+            "Gated DeltaNet has kernels {which}: here its layers run in ordinary operations, which take most of a step's time and \
+             more memory than this plan says"
+        )
     })
 }
 

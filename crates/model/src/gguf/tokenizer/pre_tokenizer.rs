@@ -15,6 +15,8 @@ use super::Method;
 const LLAMA_3: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 /// The same with single digits.
 const QWEN_2: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+/// The same whose words include combining marks, that of Qwen3.5.
+const QWEN_3_5: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
 /// That of GPT-4o and gpt-oss.
 const O200K: &str = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
@@ -23,10 +25,11 @@ const TEKKEN: &str = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]
 
 /// Rules of llama.cpp: the text of the rule, its name, whether llama.cpp takes a piece that is a token without merging it, and whether llama.cpp has
 /// the rule nearly.
-const RULES: [(&str, &str, bool, bool); 5] = [
+const RULES: [(&str, &str, bool, bool); 6] = [
     (LLAMA_3, "llama-bpe", true, false),
     (LLAMA_3, "smaug-bpe", false, false),
     (QWEN_2, "qwen2", false, false),
+    (QWEN_3_5, "qwen35", false, false),
     (O200K, "gpt-4o", false, true),
     (TEKKEN, "tekken", true, true),
 ];
@@ -155,6 +158,7 @@ mod tests {
         assert_eq!(name_of(split(LLAMA_3), none.clone(), true), Some("llama-bpe"));
         assert_eq!(name_of(split(LLAMA_3), none.clone(), false), Some("smaug-bpe"));
         assert_eq!(name_of(split(QWEN_2), json!({ "type": "Sequence", "normalizers": [nfc] }), false), Some("qwen2"));
+        assert_eq!(name_of(split(QWEN_3_5), json!({ "type": "NFC" }), false), Some("qwen35"));
         assert_eq!(name_of(bytes(true, true), none.clone(), false), None, "a space before the text");
         assert_eq!(name_of(bytes(false, false), none.clone(), false), None, "no rule");
         assert_eq!(name_of(split(QWEN_2), none.clone(), true), None, "tokens that are not merged");

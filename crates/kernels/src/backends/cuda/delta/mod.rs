@@ -14,7 +14,7 @@ use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeltaPart, DeltaSizes, DeviceBlock, MatrixView, Source, arguments, grid, tensor, view,
 };
-use crate::delta::{CHUNK, reference};
+use crate::delta::{CHUNK, has_cuda_kernels, reference};
 use crate::{DeltaInputs, DeltaOps, DeltaOutput, DeltaParameters, Documents, Session};
 
 impl DeltaOps for Cuda {
@@ -140,7 +140,6 @@ impl Device {
     /// Returns the sizes for which kernels are compiled; `None` if there are none for these heads or this card.
     fn delta_sizes(&self, spec: &DeltaNetSpec, dtype: DType) -> Option<DeltaSizes> {
         let (key_dim, value_dim) = (spec.key_head_dim, spec.value_head_dim);
-        let is_wide = |width: usize| width.is_multiple_of(16) && width <= 128;
         let group = spec.value_heads / spec.key_heads;
         let slices: &[usize] = if dtype == DType::F32 { &[16] } else { &[64, 32, 16] };
         let sizes = |&slice: &usize| DeltaSizes { key_dim, value_dim, slice };
@@ -149,7 +148,7 @@ impl Device {
             let most = names.map(|name| sizes.shared_bytes(name, dtype.size(), group)).into_iter().max();
             value_dim.is_multiple_of(sizes.slice) && most <= Some(self.shared_bytes())
         };
-        (is_wide(key_dim) && is_wide(value_dim)).then(|| slices.iter().map(sizes).find(fits)).flatten()
+        has_cuda_kernels(spec).then(|| slices.iter().map(sizes).find(fits)).flatten()
     }
 
     fn delta_launch(&self, rule: &Rule, of: DeltaPart, name: &'static str, blocks: [usize; 2], arguments: &Arguments) {
