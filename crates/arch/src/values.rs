@@ -191,7 +191,7 @@ impl Value {
     pub(crate) const fn states(width: usize) -> Self {
         let passing = &[Moment::MixerBackward];
         let states = Self::new(ValueKind::States, width, Recompute::Projections);
-        Self { alive: Moment::OF_MIXER, passing, forward: 1, ..states }
+        Self { may_wait: true, alive: Moment::OF_MIXER, passing, forward: 1, ..states }
     }
 
     /// Describes a value that later layers read: it is never computed again.

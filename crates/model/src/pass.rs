@@ -6,7 +6,7 @@
 
 use burn_tensor::Tensor;
 use firebrick_kernels::memory::prefetch::Store;
-use firebrick_kernels::{GradientSink, Keep, Kernels, Offloaded, Payload, Recompute};
+use firebrick_kernels::{GradientSink, Keep, Kernels, Offloaded, Payload, Recompute, SoftmaxStatistics};
 
 use crate::division::{Blocks, LayerRef};
 use crate::experts::router_loss::RouterSums;
@@ -55,21 +55,51 @@ pub(crate) enum SavedLayer<B: Kernels> {
 pub(crate) struct MixerInputs<B: Kernels> {
     x_nd: Offloaded<B>,
     mixed_nm: Offloaded<B>,
-    /// One value per head and token; they stay on the device.
-    kept: Option<Kept<B>>,
+    kept: Option<KeptInputs<B>>,
     /// The low-rank result of the output projection; it stays on the device too.
     low_rank: LowRank<B>,
+}
+
+/// What else of a mixer the backward reads, and where it waits.
+enum KeptInputs<B: Kernels> {
+    /// One value per head and token; they stay on the device.
+    Statistics(SoftmaxStatistics<B>),
+    /// As rows, and their shape.
+    States(Offloaded<B>, [usize; 4]),
+}
+
+impl<B: Kernels> KeptInputs<B> {
+    fn new(kept: Kept<B>, offload: bool) -> Self {
+        match kept {
+            Kept::Statistics(statistics) => Self::Statistics(statistics),
+            Kept::States(states) => {
+                let [chunks, heads, rows, width] = states.dims();
+                let as_rows = states.reshape([chunks * heads * rows, width]);
+                Self::States(put_away(as_rows, offload), [chunks, heads, rows, width])
+            }
+        }
+    }
+
+    fn restore(self, device: &B::Device) -> Kept<B> {
+        match self {
+            Self::Statistics(statistics) => Kept::Statistics(statistics),
+            Self::States(states, shape) => Kept::States(states.restore(device).into_values().reshape(shape)),
+        }
+    }
 }
 
 impl<B: Kernels> MixerInputs<B> {
     fn prefetch(&mut self, device: &B::Device) {
         self.mixed_nm.prefetch(device);
+        if let Some(KeptInputs::States(states, _)) = &mut self.kept {
+            states.prefetch(device);
+        }
         self.x_nd.prefetch(device);
     }
 
     fn restore(self, device: &B::Device) -> MixerHalf<B> {
         let values_nm = self.mixed_nm.restore(device).into_values();
-        let mixed = Mixed { values_nm, kept: self.kept };
+        let mixed = Mixed { values_nm, kept: self.kept.map(|kept| kept.restore(device)) };
         MixerHalf::Inputs { x_nd: self.x_nd.restore(device).into_values(), mixed, low_rank: self.low_rank }
     }
 }
@@ -112,7 +142,7 @@ pub(crate) fn forward_layer<B: Kernels>(
             let mixer = Box::new(MixerInputs {
                 x_nd: put_away(x_nd, pass.offload),
                 mixed_nm: put_away(mixed.values_nm, pass.offload),
-                kept: mixed.kept,
+                kept: mixed.kept.map(|kept| KeptInputs::new(kept, pass.offload)),
                 low_rank,
             });
             let (y_nd, low_rank) = layer.forward_mlp_of_inputs(h_nd.clone(), adapters, sums);

@@ -9,6 +9,12 @@ use firebrick_arch::DeltaNetSpec;
 /// The most tokens of a chunk.
 pub const CHUNK: usize = DeltaNetSpec::CHUNK;
 
+/// Returns the number of chunks to allocate for a pass over so many tokens in so many chunks: one of few, because documents differ from pass to pass, and
+/// memory that a pass leaves serves the next one if it has the same size.
+pub(crate) fn chunk_room(tokens: usize, chunks: usize) -> usize {
+    chunks.next_multiple_of(tokens.div_ceil(4 * CHUNK).max(1))
+}
+
 /// The chunks of documents. The last one of a document is filled up with rows of zeros.
 ///
 /// Chunks are ordered by their number in their document, and of one number by the lengths of the documents, longest first: step `i` of a scan takes
@@ -81,5 +87,24 @@ impl<B: Backend> Chunks<B> {
     pub(super) fn to_tokens(&self, x_mhcd: Tensor<B, 4>) -> Tensor<B, 3> {
         let [chunks, heads, rows, width] = x_mhcd.dims();
         x_mhcd.swap_dims(1, 2).reshape([chunks * rows, heads, width]).select(0, self.rows_n.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn few_sizes_serve_passes_of_any_documents() {
+        for tokens in [1_usize, 64, 2048, 12_288] {
+            let whole = tokens.div_ceil(CHUNK);
+            let rooms: BTreeSet<usize> = (whole..=2 * whole).map(|chunks| chunk_room(tokens, chunks)).collect();
+            assert!(rooms.len() <= 5, "{tokens}: {rooms:?}");
+            let spare = |chunks| chunk_room(tokens, chunks) - chunks;
+            assert!((whole..=2 * whole).all(|chunks| 4 * spare(chunks) <= whole + 3), "{tokens}: {rooms:?}");
+        }
+        assert_eq!(chunk_room(12_288, 192), 192, "documents of whole chunks");
     }
 }

@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use burn_tensor::{Tensor, backend::Backend};
 use firebrick_arch::DeltaNetSpec;
 
+pub(crate) use chunks::chunk_room;
 pub use chunks::{CHUNK, Chunks};
 
 use crate::attention::{CachedTokens, Documents};

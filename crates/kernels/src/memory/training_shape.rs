@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use firebrick_arch::Recompute;
-use firebrick_arch::{DeltaNetSpec, LoraConfig, ModelSpec, Role, Value, ValueKind};
+use firebrick_arch::{LoraConfig, ModelSpec, Role, Value, ValueKind};
 use firebrick_precision::FloatType;
 
 use super::evaluation::EvaluationShape;
 use crate::GemmFormat;
+use crate::delta::{CHUNK, chunk_room};
 use crate::weights::{BaseStorage, Storage};
 
 /// How a model is trained, as far as memory depends on it.
@@ -126,10 +127,16 @@ impl TrainingShape {
         pairs.map(|tensor| 4 * tensor.elements() as u64).sum()
     }
 
-    /// Returns the width of what each chunk of a document has, given that of a document of whole chunks: another for each document's last.
+    /// Returns the width of what each chunk of a document has, given that of a document of whole chunks, in memory for more of them.
     pub(crate) fn of_chunks(&self, width: usize) -> usize {
-        let tokens = self.tokens().max(1) as usize;
-        width + (width * DeltaNetSpec::CHUNK * self.documents).div_ceil(tokens)
+        let (tokens, documents) = (self.tokens().max(1) as usize, self.documents.max(1));
+        let chunks = if documents > self.micro_batch_size {
+            // The last chunk of a document is half full.
+            tokens.div_ceil(CHUNK) + documents / 2
+        } else {
+            documents * (tokens / documents).div_ceil(CHUNK)
+        };
+        (width * CHUNK * chunk_room(tokens, chunks)).div_ceil(tokens)
     }
 
     /// Lists the values of a layer, with the states of the chunks that its documents have.
@@ -152,7 +159,8 @@ impl TrainingShape {
     pub fn offloaded_tensors(&self, model: &ModelSpec) -> Vec<[usize; 2]> {
         let mut tensors: BTreeMap<(ValueKind, usize), usize> = BTreeMap::new();
         for layer in (0..model.layers.len()).filter(|_| self.is_offloaded()) {
-            for value in model.values(layer).iter().filter(|value| value.may_wait && self.recompute.saves(value)) {
+            for value in self.values(model, layer).iter().filter(|value| value.may_wait && self.recompute.saves(value))
+            {
                 let stays = value.kind == ValueKind::Input && layer + 1 == model.layers.len();
                 *tensors.entry((value.kind, value.rows * value.width)).or_default() += usize::from(!stays);
             }

@@ -14,7 +14,7 @@ use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeltaPart, DeltaSizes, DeviceBlock, MatrixView, Source, arguments, grid, tensor, view,
 };
-use crate::delta::{CHUNK, has_cuda_kernels, reference};
+use crate::delta::{CHUNK, chunk_room, has_cuda_kernels, reference};
 use crate::{DeltaInputs, DeltaOps, DeltaOutput, DeltaParameters, Documents, Session};
 
 impl DeltaOps for Cuda {
@@ -64,6 +64,8 @@ struct Rule {
     key_heads: usize,
     value_heads: usize,
     chunk_count: usize,
+    /// Chunks that memory is allocated for.
+    chunk_room: usize,
     document_count: usize,
     /// First tokens of chunks, and `n`.
     chunks: MatrixView,
@@ -178,14 +180,16 @@ impl Device {
         let chunk_count: usize = documents.ranges().map(|range| range.len().div_ceil(CHUNK)).sum();
         let document_count = documents.ranges().count();
         let ints = |count: usize| self.view_of(self.empty([count], DType::I32));
-        let squares = || self.empty_matrix(chunk_count * spec.value_heads * CHUNK, CHUNK, dtype);
+        let chunk_room = chunk_room(tokens, chunk_count);
+        let squares = || self.empty_matrix(chunk_room * spec.value_heads * CHUNK, CHUNK, dtype);
         let rule = Rule {
             sizes,
             key_heads: spec.key_heads,
             value_heads: spec.value_heads,
             chunk_count,
+            chunk_room,
             document_count,
-            chunks: ints(chunk_count + 1),
+            chunks: ints(chunk_room + 1),
             documents: ints(document_count + 1),
             q_hat: self.empty_matrix(tokens, spec.key_size(), dtype),
             k_hat: self.empty_matrix(tokens, spec.key_size(), dtype),
@@ -220,7 +224,7 @@ impl Device {
 
     fn empty_states(&self, rule: &Rule) -> MatrixView {
         let DeltaSizes { key_dim, value_dim, .. } = rule.sizes;
-        self.view_of(self.empty([rule.chunk_count, rule.value_heads, value_dim, key_dim], rule.qkv.dtype))
+        self.view_of(self.empty([rule.chunk_room, rule.value_heads, value_dim, key_dim], rule.qkv.dtype))
     }
 
     /// Computes the states at the starts of chunks, and the corrections.
@@ -275,7 +279,7 @@ impl Device {
         };
         let blocks = [heads * rule.chunk_count, 128];
         self.delta_launch(rule, DeltaPart::Backward, "delta_pairs_backward", blocks, &rule.counts(arguments));
-        let partial = self.empty_matrix(rule.chunk_count, 2 * heads, DType::F32);
+        let partial = self.empty_matrix(rule.chunk_room, 2 * heads, DType::F32);
         let arguments = arguments! {
             d_qkv: rows(&d_qkv), d_qkv_stride: long(d_qkv.stride), da: rows(&da), da_stride: long(da.stride),
             db: rows(&db), db_stride: long(db.stride), partial: rows(&partial), q_hat: rows(&rule.q_hat),
