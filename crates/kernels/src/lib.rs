@@ -29,7 +29,7 @@ pub use attention::{
 pub use backends::{BackendKind, PLANNED_SHARED_BYTES, SelfTest, converted_weights_bytes, estimate, fp8_refusal};
 pub use comm::{COLLECTIVE, CommError, Communicator};
 pub use conv::{ConvInputs, ConvOps, ConvState};
-pub use delta::{DeltaInputs, DeltaOps, DeltaOutput, DeltaParameters, DeltaState};
+pub use delta::{DeltaGradients, DeltaInputs, DeltaOps, DeltaOutput, DeltaParameters, DeltaState};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
 pub use linear::{
@@ -40,7 +40,9 @@ pub use linear::{
 pub use loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
 pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
-pub use memory::training_shape::{DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
+pub use memory::training_shape::{
+    DividedBytes, PairPasses, Recompute, TILE_TOKENS, TRAINED_BYTES, TrainingShape, tile_rows,
+};
 pub use memory::work::{cuda_launches, step_work};
 pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
 pub use moe::{MoeOps, Routing};

@@ -28,6 +28,7 @@ use crate::linear::{AdapterPass, Base, add_matrix, times_transposed, weight_grad
 use crate::mixer::{self, Attend, Published};
 use crate::norm::Norm;
 use crate::pass::{BackwardItems, PassOptions, SavedLayer, backward_layer, forward_layer};
+use crate::tile::Tile;
 use crate::token_rows::TokenRows;
 
 /// Settings of the cross entropy over the vocabulary.
@@ -108,6 +109,8 @@ pub struct Decoder<B: Kernels> {
     /// The sequence length that selected longrope's factors.
     pub(crate) sequence_tokens: usize,
     pub(crate) compute_dtype: DType,
+    /// Tokens of a tile of a long pass under full recomputation.
+    pub tile_tokens: usize,
     pub(crate) base_hash: Option<u64>,
     /// The owners of the layer weights, if ranks divide them.
     pub(crate) division: Option<Division>,
@@ -148,7 +151,13 @@ impl<B: Kernels> Decoder<B> {
         Ok(MicroBatch {
             ids_n: self.indices(input_ids),
             slots_n: self.embed_rows.as_ref().map(|rows| rows.slots(input_ids, &self.device)),
-            context: Context { documents, rotary: self.rotary_at(positions), router_gradient: None },
+            context: Context {
+                tiles: Tile::all(&self.config.spec, &documents, self.tile_tokens, &self.device),
+                tile_tokens: self.tile_tokens,
+                documents,
+                rotary: self.rotary_at(positions),
+                router_gradient: None,
+            },
             targets: LossTargets {
                 count: rows.len(),
                 positions_m: Tensor::from_ints(rows.as_slice(), &self.device),

@@ -17,6 +17,7 @@ use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
 use crate::mixer::{Attend, Mixed, Mixer, Published, SavedMixer};
 use crate::norm::Norm;
 use crate::shared_expert::SharedExpert;
+use crate::tile::{Tile, rows_of};
 
 /// Inputs that all layers share for one micro-batch.
 #[derive(Clone, Debug)]
@@ -25,6 +26,10 @@ pub struct Context<B: Kernels> {
     pub documents: Documents<B>,
     /// Cosines and sines by token, one pair per rope of the model.
     pub rotary: Vec<RotaryTables<B>>,
+    /// The tiles of a long pass over a model that has layers without attention; else none.
+    pub(crate) tiles: Vec<Tile<B>>,
+    /// Tokens of a tile of an MLP.
+    pub(crate) tile_tokens: usize,
     /// After a forward pass with an auxiliary loss: its gradient.
     pub(crate) router_gradient: Option<RouterGradient<B>>,
 }
@@ -121,6 +126,16 @@ pub(crate) struct AfterMixer<B: Kernels> {
 }
 
 impl<B: Kernels> AfterMixer<B> {
+    pub(crate) fn new(
+        input: Option<Box<ProjectSaved<B>>>,
+        parts: Vec<Tensor<B, 2>>,
+        mixed: Option<Mixed<B>>,
+        output: Option<Box<ProjectSaved<B>>>,
+        h_nd: Vec<Tensor<B, 2>>,
+    ) -> Self {
+        Self { input, parts, mixed, output, h_nd: into_single(h_nd) }
+    }
+
     /// Returns what the mixer's half saved.
     ///
     /// # Panics
@@ -155,7 +170,7 @@ fn kept_of_inputs(runs_again: bool) -> Keep {
 const KEPT: &str = "a group keeps what its backward needs";
 
 /// Builds the input of a group, normalized if there is a norm.
-fn input<B: Kernels>(x: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Prologue<B> {
+pub(crate) fn input<B: Kernels>(x: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Prologue<B> {
     match norm {
         Some(norm) => Prologue::Norm { x, norm: norm.operand() },
         None => Prologue::None { x },
@@ -163,14 +178,18 @@ fn input<B: Kernels>(x: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Prologue<B> {
 }
 
 /// Builds the epilogue that adds a group's output, normalized if there is a norm, to the residual stream.
-fn added_to<B: Kernels>(residual: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Epilogue<B> {
+pub(crate) fn added_to<B: Kernels>(residual: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Epilogue<B> {
     match norm {
         Some(norm) => Epilogue::NormResidual { norm: norm.operand(), residual },
         None => Epilogue::Residual(residual),
     }
 }
 
-fn add_gradient<B: Kernels>(norm: Option<&Norm<B>>, d_weight: Option<Tensor<B, 1>>, sink: &mut dyn GradientSink<B>) {
+pub(crate) fn add_gradient<B: Kernels>(
+    norm: Option<&Norm<B>>,
+    d_weight: Option<Tensor<B, 1>>,
+    sink: &mut dyn GradientSink<B>,
+) {
     if let Some(norm) = norm {
         norm.add_gradient(d_weight, sink);
     }
@@ -211,7 +230,7 @@ impl<B: Kernels> Layer<B> {
         let epilogue = added_to(x_nd, self.after_mixer.as_ref());
         let prologue = self.mixer.prologue(&parts, x);
         let (h_nd, output) = B::project(prologue, &self.mixer.output.frozen(adapters), epilogue, of_output);
-        AfterMixer { input: of_input, parts, mixed, output, h_nd: into_single(h_nd) }
+        AfterMixer::new(of_input, parts, mixed, output, h_nd)
     }
 
     /// Computes what the backward of the mixer's half needs, from its input and its saved results. The output projection runs only if its output is
@@ -259,9 +278,14 @@ impl<B: Kernels> Layer<B> {
     pub(crate) fn forward_mlp_of_inputs(
         &self,
         h_nd: Tensor<B, 2>,
+        context: &Context<B>,
         adapters: AdapterPass,
         sums: Option<&mut RouterSums<B>>,
     ) -> (Tensor<B, 2>, LowRank<B>) {
+        if let Some(tiles) = self.tiles_of_mlp(&h_nd, context, adapters) {
+            let tiles = tiles.map(|rows| self.forward_mlp_of_inputs(rows_of(&h_nd, rows), context, adapters, None).0);
+            return (B::join_rows(tiles.collect()), None);
+        }
         match &self.mlp {
             Mlp::Gated { gate_up, down } => {
                 let (gated, _) = self.forward_gate(gate_up, h_nd.clone(), Keep::Nothing, adapters);
@@ -325,7 +349,12 @@ impl<B: Kernels> Layer<B> {
     ) -> Tensor<B, 2> {
         let saved = match half {
             MlpHalf::Activations(saved) => saved,
-            MlpHalf::Input { h_nd, low_rank } => self.recompute_mlp(h_nd, low_rank, adapters),
+            MlpHalf::Input { h_nd, low_rank } => {
+                if let Some(tiles) = self.tiles_of_mlp(&h_nd, context, adapters) {
+                    return self.backward_tiles_of_mlp(tiles, &h_nd, context, &dy_nd, adapters, sink);
+                }
+                self.recompute_mlp(h_nd, low_rank, adapters)
+            }
         };
         match (&self.mlp, saved) {
             (Mlp::Gated { gate_up, down }, SavedMlp::Gated { gate_up: saved_gate_up, down: saved_down }) => {

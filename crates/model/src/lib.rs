@@ -24,6 +24,8 @@ pub mod shared_expert;
 
 #[cfg(test)]
 mod test_config;
+mod tile;
+mod tiled_layer;
 mod token_rows;
 
 pub use checkpoint::compress::{CompressReport, compress_folder, decompress_folder};

@@ -13,6 +13,7 @@ use crate::experts::router_loss::RouterSums;
 use crate::layer::{Context, Layer, LowRank, MixerHalf, MlpHalf, SavedMlp};
 use crate::linear::{AdapterPass, DropoutMasks};
 use crate::mixer::{Attend, Kept, Mixed, Published, SavedMixer};
+use crate::tile::Passing;
 
 /// Settings of a training pass through the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,8 @@ impl Default for PassOptions {
 pub(crate) enum SavedLayer<B: Kernels> {
     /// Its input.
     Input { x_nd: Offloaded<B>, low_rank: LowRank<B> },
+    /// Its input, and the states before its tiles.
+    Tiles { x_nd: Offloaded<B>, starts: Vec<Passing<B>> },
     /// The inputs of its two halves.
     Halves { mixer: Box<MixerInputs<B>>, h_nd: Offloaded<B>, low_rank: LowRank<B> },
     /// All that its backward needs, except for what is cheap to compute.
@@ -129,10 +132,14 @@ pub(crate) fn forward_layer<B: Kernels>(
         (y_nd, SavedLayer::Activations(after.into_saved(), mlp))
     };
     match pass.recompute {
+        Recompute::Full if layer.runs_in_tiles(context, adapters) => {
+            let (y_nd, starts) = layer.forward_tiles(&x_nd, context, adapters);
+            (y_nd, SavedLayer::Tiles { x_nd: put_away(x_nd, pass.offload && !is_last), starts })
+        }
         Recompute::Full => {
             let after =
                 layer.forward_mixer(x_nd.clone(), &context.rotary, attend(), published, Keep::Nothing, adapters);
-            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(after.into_outputs().2, adapters, sums);
+            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(after.into_outputs().2, context, adapters, sums);
             (y_nd, SavedLayer::Input { x_nd: put_away(x_nd, pass.offload && !is_last), low_rank })
         }
         Recompute::Projections => {
@@ -145,7 +152,7 @@ pub(crate) fn forward_layer<B: Kernels>(
                 kept: mixed.kept.map(|kept| KeptInputs::new(kept, pass.offload)),
                 low_rank,
             });
-            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(h_nd.clone(), adapters, sums);
+            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(h_nd.clone(), context, adapters, sums);
             (y_nd, SavedLayer::Halves { mixer, h_nd: put_away(h_nd, pass.offload && !is_last), low_rank })
         }
         Recompute::Selective => keeping(x_nd, Keep::Inputs, sums, published),
@@ -156,6 +163,7 @@ pub(crate) fn forward_layer<B: Kernels>(
 /// The inputs of a layer's backward. Tensors are on the device, or on their way to it.
 pub(crate) enum Restored<B: Kernels> {
     Input { x_nd: Tensor<B, 2>, low_rank: LowRank<B> },
+    Tiles { x_nd: Tensor<B, 2>, starts: Vec<Passing<B>> },
     Halves { mixer: Box<MixerInputs<B>>, h_nd: Tensor<B, 2>, low_rank: LowRank<B> },
     Activations(Box<SavedMixer<B>>, SavedMlp<B>),
 }
@@ -171,6 +179,9 @@ pub(crate) fn backward_layer<B: Kernels>(
     sink: &mut dyn GradientSink<B>,
 ) -> Tensor<B, 2> {
     let (mixer, mlp) = match saved {
+        Restored::Tiles { x_nd, starts } => {
+            return layer.backward_tiles(&x_nd, starts, context, &dy_nd, adapters, sink);
+        }
         Restored::Input { x_nd, low_rank } => {
             let attend = Attend::Documents(&context.documents);
             let after = layer.forward_mixer(x_nd, &context.rotary, attend, published, Keep::Inputs, adapters);
@@ -200,7 +211,9 @@ impl<'a, B: Kernels> Store for BackwardItems<'a, B> {
     fn prefetch(&mut self, index: usize) {
         self.blocks.prefetch(index);
         match &mut self.saved[index] {
-            Some(SavedLayer::Input { x_nd, .. } | SavedLayer::Halves { h_nd: x_nd, .. }) => {
+            Some(
+                SavedLayer::Input { x_nd, .. } | SavedLayer::Tiles { x_nd, .. } | SavedLayer::Halves { h_nd: x_nd, .. },
+            ) => {
                 x_nd.prefetch(self.blocks.device);
             }
             Some(SavedLayer::Activations(..)) | None => (),
@@ -213,6 +226,7 @@ impl<'a, B: Kernels> Store for BackwardItems<'a, B> {
             SavedLayer::Input { x_nd, low_rank } => {
                 Restored::Input { x_nd: x_nd.restore(device).into_values(), low_rank }
             }
+            SavedLayer::Tiles { x_nd, starts } => Restored::Tiles { x_nd: x_nd.restore(device).into_values(), starts },
             SavedLayer::Halves { mut mixer, h_nd, low_rank } => {
                 let h_nd = h_nd.restore(device).into_values();
                 mixer.prefetch(device);

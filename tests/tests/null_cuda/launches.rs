@@ -170,7 +170,7 @@ fn takes_fp8(family: &str) -> bool {
     fp8_refusal(&ModelConfig::read(&fixture(family)).expect("the model has a readable config").spec).is_none()
 }
 
-/// Returns whether a family's launches are the same in every run: not those of Gated DeltaNet, one of whose gradients is copied by Burn, into memory
+/// Returns whether a family's launches are the same in every run: not those of Gated DeltaNet, where Burn puts inputs in order or makes tensors in memory
 /// that CubeCL chooses.
 fn is_repeatable(family: &&str) -> bool {
     !family.starts_with("tiny-qwen3-5") && !["tiny-olmo-hybrid", "tiny-qwen3-next"].contains(family)

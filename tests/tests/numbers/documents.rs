@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn_tensor::DType;
 use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::Kernels;
-use firebrick_model::{BuildOptions, Decoder, HfFolder, ModelConfig, PassOptions};
+use firebrick_model::{BuildOptions, Decoder, HfFolder, ModelConfig, PassOptions, Recompute};
 use firebrick_tests::{
     FROZEN, Golden, MIXTURES, TRAINED, every_next_token, families, fixture, host, in_turn, largest_difference, load,
     loss_and_gradients, on_every_backend, packed, relative_difference, upload,
@@ -64,10 +64,13 @@ fn short_documents<B: Kernels>() {
         let (ids, ends) = (golden.ids("input_ids"), golden.ids("cu_seqlens"));
         let documents: Vec<&[u32]> = ends.windows(2).map(|pair| &ids[pair[0] as usize..pair[1] as usize]).collect();
         let batch = packed(&documents);
-        let model = whole::<B>(family, ids.len());
+        let mut model = whole::<B>(family, ids.len());
         let difference = largest_difference(&host(model.logits(&upload(&model, &batch))), &golden.f32s("logits"));
         assert!(difference < 2e-4, "{family}: a logit differs by {difference:e}");
-        for recompute in in_turn::<B, _>(&POLICIES, turn) {
+        // At last in three tiles or more, which begin inside of documents.
+        let of_policies = in_turn::<B, _>(&POLICIES, turn).into_iter().map(|recompute| (recompute, usize::MAX / 2));
+        for (recompute, tokens) in of_policies.chain([(Recompute::Full, ids.len() / 3)]) {
+            model.tile_tokens = tokens;
             let pass = PassOptions { recompute, ..PassOptions::default() };
             let (loss, gradients) = loss_and_gradients(&model, &batch, pass);
             let (loss, expected) = (loss / batch.loss_tokens() as f32, golden.f32s("loss")[0]);

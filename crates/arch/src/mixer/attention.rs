@@ -200,7 +200,10 @@ impl MixerSizes for AttentionSpec {
                 let widened = gated(ValueKind::BeforeGates);
                 values.extend([Value::part(self.heads), widened, gated(ValueKind::Gated)]);
             }
-            OutputGate::PerValue => values.extend([Value::part(query), gated(ValueKind::Gated)]),
+            // Their gradient is next to that of what they multiply.
+            OutputGate::PerValue => {
+                values.extend([Value { passing: &[], ..Value::part(query) }, gated(ValueKind::Gated)]);
+            }
         }
         values.extend(before_norm.into_iter().map(Value::part_before_norm));
         values

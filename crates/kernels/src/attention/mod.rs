@@ -25,6 +25,10 @@ pub struct Documents<B: Backend> {
     boundaries: Vec<usize>,
     /// The same boundaries as an integer tensor of shape `[documents + 1]`, for kernels that read them on the device.
     pub cu_seqlens: Tensor<B, 1, Int>,
+    /// Whether the first document has tokens before these, whose states pass on to it.
+    pub begins_before: bool,
+    /// Whether the last document has tokens after these.
+    pub goes_on: bool,
 }
 
 impl<B: Backend> Documents<B> {
@@ -39,7 +43,15 @@ impl<B: Backend> Documents<B> {
         Self {
             boundaries: cu_seqlens.iter().map(|&boundary| boundary as usize).collect(),
             cu_seqlens: Tensor::from_ints(on_device.as_slice(), device),
+            begins_before: false,
+            goes_on: false,
         }
+    }
+
+    /// Says whether the first document began before these tokens, and whether the last one goes on after them.
+    #[must_use]
+    pub fn of_tile(self, begins_before: bool, goes_on: bool) -> Self {
+        Self { begins_before, goes_on, ..self }
     }
 
     /// Returns one document of `tokens` tokens.

@@ -28,18 +28,37 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
         let parameters = DeltaParameters { a_log: a_log.0, dt_bias: dt_bias.0 };
         let of_host = DeltaParameters { a_log: a_log.1, dt_bias: dt_bias.1 };
 
-        let output = B::gated_delta(&inputs, &parameters, &spec, &documents);
-        let expected = reference::forward(&on_host, &of_host, &spec, &on_cpu);
+        // The first document may have begun before these tokens, and the last one go on after them.
+        let is_tile = value_heads == 4;
+        let documents = documents.clone().of_tile(is_tile, is_tile);
+        let on_cpu = on_cpu.clone().of_tile(is_tile, is_tile);
+        let [start, d_end] = [(); 2].map(|()| {
+            let (ours, expected) = check.random_f32([value_heads, 32, 16], 0.2);
+            (is_tile.then_some(ours), is_tile.then_some(expected))
+        });
+        let output = B::gated_delta(&inputs, &parameters, &spec, &documents, start.0);
+        let expected = reference::forward(&on_host, &of_host, &spec, &on_cpu, start.1);
         check.compare("gated_delta", output.o, expected.o);
+        if is_tile {
+            let end = expected.end.clone().expect("it goes on");
+            check.compare("gated_delta: end", output.end.clone().expect("so does this"), end);
+        }
         let backward = |parameters_train| {
             let (inputs, states, d_o) = (inputs.clone(), output.states.clone(), d_o.0.clone());
-            B::gated_delta_backward(inputs, &parameters, &spec, states, d_o, &documents, parameters_train)
+            let d_end = d_end.0.clone();
+            B::gated_delta_backward(inputs, &parameters, &spec, states, d_o, d_end, &documents, parameters_train)
         };
-        let (frozen, none) = backward(false);
-        assert!(none.is_none(), "frozen parameters have no gradient");
-        let (found, d_parameters) = backward(true);
-        let (expected, of_parameters) =
-            reference::backward(on_host, &of_host, &spec, expected.states, d_o.1, &on_cpu, true);
+        let frozen = backward(false);
+        assert!(frozen.parameters.is_none(), "frozen parameters have no gradient");
+        let found = backward(true);
+        let expected =
+            reference::backward(on_host, &of_host, &spec, expected.states, d_o.1, d_end.1.clone(), &on_cpu, true);
+        if is_tile {
+            let start = expected.start.clone().expect("it began before");
+            check.compare("gated_delta_backward: start", found.start.clone().expect("so did this"), start);
+        }
+        let (frozen, found, d_parameters) = (frozen.inputs, found.inputs, found.parameters);
+        let (expected, of_parameters) = (expected.inputs, expected.parameters);
         check.compare("gated_delta_backward: qkv, frozen parameters", frozen.qkv, expected.qkv.clone());
         check.compare("gated_delta_backward: qkv", found.qkv, expected.qkv);
         check.compare("gated_delta_backward: a", found.a, expected.a);

@@ -52,6 +52,19 @@ pub struct DeltaOutput<B: Backend> {
     pub o: Tensor<B, 2>,
     /// The state at the start of each chunk, `[chunks, value heads, k, v]` in f32, or in a format and an order of the backend, whose backward reads it.
     pub states: Tensor<B, 4>,
+    /// The state after the last document if it [goes on](Documents::goes_on), f32, `[value heads, k, v]`.
+    pub end: Option<Tensor<B, 3>>,
+}
+
+/// Result of [`DeltaOps::gated_delta_backward`].
+#[derive(Clone, Debug)]
+pub struct DeltaGradients<B: Backend> {
+    /// Of the inputs.
+    pub inputs: DeltaInputs<B>,
+    /// Of the parameters, if they train.
+    pub parameters: Option<DeltaParameters<B>>,
+    /// Of the state before the first document if it [began before](Documents::begins_before), f32, `[value heads, k, v]`.
+    pub start: Option<Tensor<B, 3>>,
 }
 
 /// The state of each sequence that is being generated, `[value heads, k, v]`, f32, by the row of its first token in the caches; of a sequence that has
@@ -66,28 +79,31 @@ pub fn has_cuda_kernels(spec: &DeltaNetSpec) -> bool {
 
 /// The gated delta rule, forward and backward; in f32 whatever the compute format.
 pub trait DeltaOps: Session {
-    /// Computes what the tokens of each document read.
+    /// Computes what the tokens of each document read. `start` is the state that the tokens before have left, if the first
+    /// document has any, f32, `[value heads, k, v]`.
     fn gated_delta(
         inputs: &DeltaInputs<Self>,
         parameters: &DeltaParameters<Self>,
         spec: &DeltaNetSpec,
         documents: &Documents<Self>,
+        start: Option<Tensor<Self, 3>>,
     ) -> DeltaOutput<Self> {
-        Self::pause(&inputs.qkv.device(), || reference::forward(inputs, parameters, spec, documents))
+        Self::pause(&inputs.qkv.device(), || reference::forward(inputs, parameters, spec, documents, start))
     }
 
-    /// Backward of [`DeltaOps::gated_delta`], from its inputs and states: the gradients of the inputs, and of the parameters if they train.
+    /// Backward of [`DeltaOps::gated_delta`], from its inputs and states, and the gradient of its `end`.
     fn gated_delta_backward(
         inputs: DeltaInputs<Self>,
         parameters: &DeltaParameters<Self>,
         spec: &DeltaNetSpec,
         states: Tensor<Self, 4>,
         d_o: Tensor<Self, 2>,
+        d_end: Option<Tensor<Self, 3>>,
         documents: &Documents<Self>,
         parameters_train: bool,
-    ) -> (DeltaInputs<Self>, Option<DeltaParameters<Self>>) {
+    ) -> DeltaGradients<Self> {
         Self::pause(&d_o.device(), || {
-            reference::backward(inputs, parameters, spec, states, d_o, documents, parameters_train)
+            reference::backward(inputs, parameters, spec, states, d_o, d_end, documents, parameters_train)
         })
     }
 

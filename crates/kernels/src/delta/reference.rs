@@ -12,7 +12,7 @@ use burn_tensor::{DType, Tensor, backend::Backend};
 use firebrick_arch::DeltaNetSpec;
 
 use super::rule::{self, RuleInputs, Update};
-use super::{Chunks, DeltaInputs, DeltaOutput, DeltaParameters, DeltaState};
+use super::{Chunks, DeltaGradients, DeltaInputs, DeltaOutput, DeltaParameters, DeltaState};
 use crate::attention::{CachedTokens, Documents};
 use crate::dtype::{to_dtype, to_f32};
 
@@ -25,10 +25,25 @@ pub fn forward<B: Backend>(
     parameters: &DeltaParameters<B>,
     spec: &DeltaNetSpec,
     documents: &Documents<B>,
+    start: Option<Tensor<B, 3>>,
 ) -> DeltaOutput<B> {
-    let prepared = Prepared::new(inputs, parameters, spec);
-    let output = rule::forward(prepared.rule_inputs(spec), Update::Delta, &chunks(documents), None);
-    DeltaOutput { o: to_dtype(side_by_side(output.o), inputs.qkv.dtype()), states: output.states }
+    let (prepared, chunks) = (Prepared::new(inputs, parameters, spec), chunks(documents));
+    let start = start.map(|start| among(&chunks, 0, start));
+    let output = rule::forward(prepared.rule_inputs(spec), Update::Delta, &chunks, start);
+    let end = documents.goes_on.then(|| of_document(&chunks, documents.count() - 1, output.ends));
+    DeltaOutput { o: to_dtype(side_by_side(output.o), inputs.qkv.dtype()), states: output.states, end }
+}
+
+/// Returns states of all documents in the order of their chunks: this one of a document, and zeros.
+fn among<B: Backend>(chunks: &Chunks<B>, document: usize, state: Tensor<B, 3>) -> Tensor<B, 4> {
+    let of = |&other: &usize| if other == document { state.clone() } else { state.zeros_like() };
+    Tensor::stack(chunks.order().iter().map(of).collect(), 0)
+}
+
+/// Returns the state of a document.
+fn of_document<B: Backend>(chunks: &Chunks<B>, document: usize, states: Tensor<B, 4>) -> Tensor<B, 3> {
+    let place = chunks.order().iter().position(|&other| other == document).expect("every document has a place");
+    states.narrow(0, place, 1).squeeze_dim(0)
 }
 
 /// Implements [`crate::DeltaOps::gated_delta_backward`].
@@ -38,12 +53,15 @@ pub fn backward<B: Backend>(
     spec: &DeltaNetSpec,
     states: Tensor<B, 4>,
     d_o: Tensor<B, 2>,
+    d_end: Option<Tensor<B, 3>>,
     documents: &Documents<B>,
     parameters_train: bool,
-) -> (DeltaInputs<B>, Option<DeltaParameters<B>>) {
+) -> DeltaGradients<B> {
     let prepared = Prepared::new(&inputs, parameters, spec);
     let (d_o, chunks) = (heads(d_o, spec.value_heads), chunks(documents));
-    let gradients = rule::backward(prepared.rule_inputs(spec), Update::Delta, &chunks, states, d_o);
+    let d_ends = d_end.map(|d_end| among(&chunks, documents.count() - 1, d_end));
+    let (gradients, d_starts) = rule::backward(prepared.rule_inputs(spec), Update::Delta, &chunks, states, d_o, d_ends);
+    let start = documents.begins_before.then(|| of_document(&chunks, 0, d_starts));
     let dq = prepared.q.backward(summed(gradients.q, spec).mul_scalar(scale(spec)));
     let dk = prepared.k.backward(summed(gradients.k, spec));
     let (beta, d_beta, dg) = (prepared.beta, side_by_side(gradients.beta), side_by_side(gradients.decay));
@@ -54,7 +72,7 @@ pub fn backward<B: Backend>(
         .then(|| DeltaParameters { a_log: over_tokens(dg.mul(prepared.decay)), dt_bias: over_tokens(da.clone()) });
     let d_qkv = Tensor::cat([dq, dk, gradients.v].map(side_by_side).to_vec(), 1);
     let [qkv, a, b] = [(d_qkv, inputs.qkv), (da, inputs.a), (db, inputs.b)].map(|(d, x)| to_dtype(d, x.dtype()));
-    (DeltaInputs { qkv, a, b }, of_parameters)
+    DeltaGradients { inputs: DeltaInputs { qkv, a, b }, parameters: of_parameters, start }
 }
 
 /// Implements [`crate::DeltaOps::cached_gated_delta`].

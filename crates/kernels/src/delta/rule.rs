@@ -76,19 +76,23 @@ pub fn forward<B: Backend>(
     RuleOutput { o: chunks.to_tokens(of_state.add(of_chunk)), states, ends }
 }
 
-/// Backward of [`forward`] from its inputs, the states at the start of each chunk, and `d_o` `[n, h, v]`.
+/// Backward of [`forward`] from its inputs, the states at the start of each chunk, `d_o` `[n, h, v]`, and the gradient of the state after each document;
+/// returns also that of the state before it.
 pub fn backward<B: Backend>(
     inputs: RuleInputs<B, 3>,
     update: Update,
     chunks: &Chunks<B>,
     states: Tensor<B, 4>,
     d_o: Tensor<B, 3>,
-) -> RuleInputs<B, 3> {
+    d_ends: Option<Tensor<B, 4>>,
+) -> (RuleInputs<B, 3>, Tensor<B, 4>) {
     let parts = Parts::new(inputs, update, chunks);
     let RuleInputs { q, k, .. } = &parts.inputs;
     let (d_o, written) = (chunks.of_tokens(d_o), parts.written(&states, &chunks.all()));
     let scores = parts.pairs.products(q, k);
-    let (d_written, d_ends) = parts.scan_backward(transposed(scores.clone()).matmul(d_o.clone()), &d_o, chunks);
+    let d_ends = d_ends.unwrap_or_else(|| parts.zeros(chunks.order().len()));
+    let d_written = transposed(scores.clone()).matmul(d_o.clone());
+    let (d_written, d_ends, d_starts) = parts.scan_backward(d_written, &d_o, d_ends, chunks);
 
     let read = parts.pairs.backward(d_o.clone().matmul(transposed(written.clone())), scores, q, k);
     let dq_of_state = d_o.matmul(transposed(states.clone())).mul(parts.since_start.clone());
@@ -105,7 +109,7 @@ pub fn backward<B: Backend>(
     };
     let decay = sums(d_log.flip([2])).flip([2]).add(d_last);
     let gradients = RuleInputs { q: dq_of_state.add(read.x), k: dk, v: dv, beta: d_beta, decay };
-    gradients.map(|gradient| chunks.to_tokens(gradient))
+    (gradients.map(|gradient| chunks.to_tokens(gradient)), d_starts)
 }
 
 /// What does not depend on states; `m` chunks of `c` rows, decays of width `w`.
@@ -194,19 +198,22 @@ impl<B: Backend> Parts<B> {
         (Tensor::cat(states, 0), Tensor::cat(ends, 0))
     }
 
-    /// Backward of [`Parts::scan`] from the part of `dN` that `o` gives: returns all of `dN`, and the gradient of the state after each chunk.
+    /// Backward of [`Parts::scan`] from the part of `dN` that `o` gives, and from the gradients of the states after documents: returns all of `dN`, and
+    /// the gradients of the state after each chunk, and of that before each document.
     fn scan_backward(
         &self,
         d_written: Tensor<B, 4>,
         d_o: &Tensor<B, 4>,
+        of_documents: Tensor<B, 4>,
         chunks: &Chunks<B>,
-    ) -> (Tensor<B, 4>, Tensor<B, 4>) {
+    ) -> (Tensor<B, 4>, Tensor<B, 4>, Tensor<B, 4>) {
         let k_to_end = self.inputs.k.clone().mul(self.until_end.clone());
         let of_o = transposed(self.inputs.q.clone().mul(self.since_start.clone())).matmul(d_o.clone());
         let (mut d_state, mut d_writtens, mut d_ends) = (None, Vec::new(), Vec::new());
         for step in chunks.steps().iter().rev() {
             let going_on = d_state.as_ref().map_or(0, |d_state: &Tensor<B, 4>| d_state.dims()[0]);
-            let ending = (step.len() > going_on).then(|| self.zeros(step.len() - going_on));
+            let ending = step.len() - going_on;
+            let ending = (ending > 0).then(|| of_documents.clone().narrow(0, going_on, ending));
             let d_end = Tensor::cat(d_state.into_iter().chain(ending).collect(), 0);
             let d_written = at(&d_written, step).add(at(&k_to_end, step).matmul(d_end.clone()));
             let d_start = at(&of_o, step).add(at(&self.whole, step).mul(d_end.clone()));
@@ -219,7 +226,7 @@ impl<B: Backend> Parts<B> {
         }
         d_writtens.reverse();
         d_ends.reverse();
-        (Tensor::cat(d_writtens, 0), Tensor::cat(d_ends, 0))
+        (Tensor::cat(d_writtens, 0), Tensor::cat(d_ends, 0), d_state.expect("there is a document"))
     }
 
     /// Backward of [`Parts::written`]: the gradients of values, of `β`, and with the delta rule of keys and of `G`.

@@ -86,7 +86,7 @@ fn assert_rule(inputs: RuleInputs<Plain, 3>, update: Update, tolerance: f32) {
     let output = rule::forward(inputs.clone(), update, &chunks, None);
     assert_close(output.o, expected.clone().inner(), tolerance);
     let d_o = random(6, [TOKENS, 4, 6]);
-    let found = rule::backward(inputs, update, &chunks, output.states, d_o.clone());
+    let (found, _) = rule::backward(inputs, update, &chunks, output.states, d_o.clone(), None);
     let expected = recorded_backward(expected, &d_o);
     for (found, leaf) in [found.q, found.k, found.v, found.beta, found.decay].into_iter().zip(&leaves) {
         assert_close(found, leaf.grad(&expected).unwrap(), tolerance);
@@ -141,11 +141,12 @@ fn the_backward_equals_autodiff_of_the_definition() {
     let of_recorded = DeltaParameters { a_log: a_log.clone(), dt_bias: dt_bias.clone() };
     let o = operation::<Recorded>(&recorded, &of_recorded);
     let documents = Documents::new(&BOUNDARIES, &Default::default());
-    let output = reference::forward(&inputs, &parameters, &SPEC, &documents);
+    let output = reference::forward(&inputs, &parameters, &SPEC, &documents, None);
     assert_close(output.o, o.clone().inner(), 1e-5);
     let d_o = random(6, [TOKENS, SPEC.value_size()]);
     let expected = recorded_backward(o, &d_o);
-    let (found, of_parameters) = reference::backward(inputs, &parameters, &SPEC, output.states, d_o, &documents, true);
+    let gradients = reference::backward(inputs, &parameters, &SPEC, output.states, d_o, None, &documents, true);
+    let (found, of_parameters) = (gradients.inputs, gradients.parameters);
     for (found, leaf) in [found.qkv, found.a, found.b].into_iter().zip([qkv, a, b]) {
         assert_close(found, leaf.grad(&expected).unwrap(), 1e-5);
     }
@@ -158,10 +159,10 @@ fn the_backward_equals_autodiff_of_the_definition() {
 #[test]
 fn documents_do_not_see_each_other() {
     let ((inputs, parameters), device) = (inputs(), Default::default());
-    let packed = reference::forward(&inputs, &parameters, &SPEC, &Documents::new(&BOUNDARIES, &device)).o;
+    let packed = reference::forward(&inputs, &parameters, &SPEC, &Documents::new(&BOUNDARIES, &device), None).o;
     for range in ranges() {
         let alone = Documents::single(range.len(), &device);
-        let alone = reference::forward(&part(&inputs, &range), &parameters, &SPEC, &alone).o;
+        let alone = reference::forward(&part(&inputs, &range), &parameters, &SPEC, &alone, None).o;
         assert_close(packed.clone().narrow(0, range.start, range.len()), alone, 1e-6);
     }
 }
@@ -169,7 +170,7 @@ fn documents_do_not_see_each_other() {
 #[test]
 fn tokens_one_by_one_give_what_documents_give() {
     let ((inputs, parameters), device) = (inputs(), Default::default());
-    let whole = reference::forward(&inputs, &parameters, &SPEC, &Documents::new(&BOUNDARIES, &device)).o;
+    let whole = reference::forward(&inputs, &parameters, &SPEC, &Documents::new(&BOUNDARIES, &device), None).o;
     // The last two documents side by side, 65 and 70 tokens; the rows of the first one had another sequence before.
     let stale = Tensor::ones([4, 8, 6], &device);
     let (mut state, mut past) = (DeltaState::from([(300, stale)]), [0, 0]);
@@ -188,4 +189,38 @@ fn tokens_one_by_one_give_what_documents_give() {
         past = [0, 1].map(|place| past[place] + counts[place]);
     }
     assert_eq!(past, [65, 70]);
+}
+
+/// Two tiles of a row, whose boundary is a chunk's in a document, equal the row forward and backward.
+#[test]
+fn tiles_that_pass_states_on_equal_the_row() {
+    let ((inputs, parameters), device) = (inputs(), Default::default());
+    let documents = |boundaries: &[u32]| Documents::<Plain>::new(boundaries, &device);
+    let whole = documents(&BOUNDARIES);
+    let output = reference::forward(&inputs, &parameters, &SPEC, &whole, None);
+    let d_o = random(6, [TOKENS, SPEC.value_size()]);
+    let backward = |inputs: DeltaInputs<Plain>, states, d_o, d_end, documents: &Documents<Plain>| {
+        reference::backward(inputs, &parameters, &SPEC, states, d_o, d_end, documents, false)
+    };
+    let expected = backward(inputs.clone(), output.states, d_o.clone(), None, &whole);
+
+    // One chunk into the last document.
+    let [last, end] = [BOUNDARIES[BOUNDARIES.len() - 2], BOUNDARIES[BOUNDARIES.len() - 1]];
+    let cut = last + 64;
+    let first = [&BOUNDARIES[..BOUNDARIES.len() - 1], &[cut]].concat();
+    let first = documents(&first).of_tile(false, true);
+    let second = documents(&[0, end - cut]).of_tile(true, false);
+    let (cut, end) = (cut as usize, end as usize);
+    let [of_first, of_second] = [0..cut, cut..end].map(|range| part(&inputs, &range));
+    let rows = |x: &Tensor<Plain, 2>, range: std::ops::Range<usize>| x.clone().narrow(0, range.start, range.len());
+    let one = reference::forward(&of_first, &parameters, &SPEC, &first, None);
+    let two = reference::forward(&of_second, &parameters, &SPEC, &second, one.end);
+    assert_close(Tensor::cat(vec![one.o, two.o], 0), output.o, 1e-6);
+    let of_two = backward(of_second, two.states, rows(&d_o, cut..end), None, &second);
+    let of_one = backward(of_first, one.states, rows(&d_o, 0..cut), of_two.start, &first);
+    let each = |x: DeltaInputs<Plain>| [x.qkv, x.a, x.b];
+    let found = each(of_one.inputs).into_iter().zip(each(of_two.inputs));
+    for ((one, two), expected) in found.zip(each(expected.inputs)) {
+        assert_close(Tensor::cat(vec![one, two], 0), expected, 1e-5);
+    }
 }

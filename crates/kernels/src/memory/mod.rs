@@ -75,7 +75,7 @@ pub trait MemoryOps: Backend {
         ranges.iter().map(slice).collect()
     }
 
-    /// Puts matrices below each other.
+    /// Puts matrices below each other, on CUDA without gaps between rows.
     ///
     /// # Panics
     /// If there are none.

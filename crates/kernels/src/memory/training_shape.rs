@@ -6,13 +6,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use firebrick_arch::Recompute;
-use firebrick_arch::{LoraConfig, ModelSpec, Role, Value, ValueKind};
+use firebrick_arch::{GroupKind, LayerSpec, LoraConfig, Mixer, ModelSpec, Role, Value, ValueKind};
 use firebrick_precision::FloatType;
 
 use super::evaluation::EvaluationShape;
 use crate::GemmFormat;
 use crate::delta::{CHUNK, chunk_room};
 use crate::weights::{BaseStorage, Storage};
+
+/// The most tokens of a tile. As fast as whole rows: GEMMs of 8,192 to 16,384 rows fill any card.
+pub const TILE_TOKENS: usize = 16_384;
+
+/// Returns the tokens of each tile of a pass under full recomputation, of which at most `most` are in memory at once where layers run in tiles; `None` if
+/// the pass is not twice as long. All tiles have one size if the tokens can be divided so, because memory is kept by exact sizes.
+pub fn tile_rows(tokens: usize, most: usize) -> Option<usize> {
+    let least = tokens.div_ceil(most);
+    let equal = (least..2 * least).find(|count| tokens.is_multiple_of(*count));
+    (tokens >= 2 * most).then(|| tokens.div_ceil(equal.unwrap_or(least)))
+}
 
 /// How a model is trained, as far as memory depends on it.
 #[derive(Clone, Debug, PartialEq)]
@@ -166,6 +177,41 @@ impl TrainingShape {
             }
         }
         tensors.into_iter().map(|((_, width), count)| [count, width]).collect()
+    }
+
+    /// Returns the tokens of a tile if a pass is so long that its layers run in tiles where they can. Masks of dropout are made for whole passes.
+    pub(crate) fn tile_rows(&self) -> Option<usize> {
+        let drops = self.lora.as_ref().is_some_and(|lora| lora.lora_dropout > 0.0);
+        tile_rows(self.tokens() as usize, TILE_TOKENS).filter(|_| self.recompute.repeats_gemms() && !drops)
+    }
+
+    /// Returns whether a whole layer runs in tiles, not its MLP alone.
+    pub(crate) fn runs_in_tiles(&self, layer: &LayerSpec) -> bool {
+        let is_full = self.recompute == Recompute::Full;
+        self.tile_rows().is_some() && is_full && layer.mixer.attention().is_none() && !layer.mlp.is_mixture()
+    }
+
+    /// Returns the tokens that a group multiplies at once.
+    pub(crate) fn rows_of_group(&self, layer: &LayerSpec, kind: GroupKind) -> u64 {
+        let of_mlp = matches!(kind, GroupKind::GateUp | GroupKind::Down);
+        let tile = self.tile_rows().filter(|_| of_mlp || self.runs_in_tiles(layer));
+        tile.map_or(self.tokens(), |rows| rows as u64)
+    }
+
+    /// Returns the bytes of what passes between tiles: states before each, f32, and the sums of a layer's gradients where base weights train.
+    pub(crate) fn bytes_between_tiles(&self, model: &ModelSpec) -> u64 {
+        let Some(rows) = self.tile_rows() else { return 0 };
+        let tiles = self.tokens().div_ceil(rows as u64);
+        let state = |layer: &LayerSpec| match &layer.mixer {
+            Mixer::DeltaNet(delta) if self.runs_in_tiles(layer) => 4 * tiles * delta.state_size() as u64,
+            _ => 0,
+        };
+        let whole = |layer: usize| {
+            let tensors = model.tensors().into_iter().filter(move |tensor| tensor.layer == Some(layer));
+            4 * tensors.map(|tensor| tensor.elements() as u64).sum::<u64>()
+        };
+        let sums = if self.lora.is_none() { (0..model.layers.len()).map(whole).max().unwrap_or(0) } else { 0 };
+        model.layers.iter().map(state).sum::<u64>() + sums
     }
 
     /// Returns whether saved values wait in host memory.

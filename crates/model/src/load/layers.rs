@@ -7,7 +7,7 @@ use firebrick_arch::{
     Activation, EMBEDDING, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups, MlpSpec,
     ModelSpec, ModuleSpec, PieceSpec, Role, SharedGroups, TensorSpec,
 };
-use firebrick_kernels::{GemmFormat, Kernels, NormWeight};
+use firebrick_kernels::{GemmFormat, Kernels, NormWeight, TILE_TOKENS};
 
 use super::Builder;
 use super::on_device::BaseSpec;
@@ -56,6 +56,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
             max_positions: self.options.max_positions,
             sequence_tokens: self.options.sequence_tokens,
             compute_dtype: self.options.compute_dtype,
+            tile_tokens: TILE_TOKENS,
             base_hash: None,
             division: self.division,
             device: self.device.clone(),

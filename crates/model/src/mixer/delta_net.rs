@@ -3,12 +3,12 @@
 use burn_tensor::Tensor;
 use firebrick_arch::{Activation, DeltaNetSpec, DeltaProjections};
 use firebrick_kernels::{
-    ConvInputs, DeltaInputs, DeltaOutput, DeltaParameters, Documents, GradientSink, InputGradient, Kernels, Parameter,
-    Prologue,
+    ConvInputs, DeltaInputs, DeltaOutput, DeltaParameters, GradientSink, InputGradient, Kernels, Parameter, Prologue,
 };
 
 use super::{Attend, Cache, Kept, Mixed};
 use crate::norm::Norm;
+use crate::tile::{Passing, Tile, rows_of};
 
 /// Gated DeltaNet between its two groups of projections.
 #[derive(Clone, Debug)]
@@ -29,16 +29,11 @@ pub struct DeltaNet<B: Kernels> {
 
 impl<B: Kernels> DeltaNet<B> {
     pub(super) fn forward(&self, parts: &[Tensor<B, 2>], attend: Attend<'_, B>) -> (Tensor<B, 2>, Option<Mixed<B>>) {
-        let [qkv, b, a] = self.inputs(parts);
-        let inputs = ConvInputs { gates: None, x: qkv };
         match attend {
-            Attend::Documents(documents) => {
-                let qkv = B::causal_conv(&inputs, self.filters_dk(), documents);
-                let inputs = DeltaInputs { qkv, a, b };
-                let DeltaOutput { o, states } = B::gated_delta(&inputs, &self.decay(), &self.spec, documents);
-                (o.clone(), Some(Mixed { values_nm: o, kept: Some(Kept::States(states)) }))
-            }
+            Attend::Documents(documents) => self.forward_tile(parts, &Tile::whole(documents), &mut None),
             Attend::Cached { tokens, cache: Cache::States(convolved, states), .. } => {
+                let [qkv, b, a] = self.inputs(parts);
+                let inputs = ConvInputs { gates: None, x: qkv };
                 let qkv = B::cached_causal_conv(&inputs, self.filters_dk(), convolved, tokens);
                 let inputs = DeltaInputs { qkv, a, b };
                 (B::cached_gated_delta(&inputs, &self.decay(), &self.spec, states, tokens), None)
@@ -47,9 +42,32 @@ impl<B: Kernels> DeltaNet<B> {
         }
     }
 
+    pub(super) fn forward_tile(
+        &self,
+        parts: &[Tensor<B, 2>],
+        tile: &Tile<B>,
+        state: &mut Passing<B>,
+    ) -> (Tensor<B, 2>, Option<Mixed<B>>) {
+        let (_, inputs) = self.convolved(parts, tile);
+        let output = B::gated_delta(&inputs, &self.decay(), &self.spec, &tile.documents, state.take());
+        let DeltaOutput { o, states, end } = output;
+        *state = end;
+        (o.clone(), Some(Mixed { values_nm: o, kept: Some(Kept::States(states)) }))
+    }
+
+    /// Returns what the convolution reads of a tile and its lead, and what the rule reads of the tile.
+    fn convolved(&self, parts: &[Tensor<B, 2>], tile: &Tile<B>) -> (ConvInputs<B>, DeltaInputs<B>) {
+        let [qkv, b, a] = self.inputs(parts);
+        let inputs = ConvInputs { gates: None, x: qkv };
+        let qkv = B::causal_conv(&inputs, self.filters_dk(), &tile.with_lead);
+        (inputs, DeltaInputs { qkv: tile.own(&qkv), a: tile.own(&a), b: tile.own(&b) })
+    }
+
     /// Builds the input of the output projection: each head of the result normalized, times its gates.
     pub(super) fn gated(&self, parts: &[Tensor<B, 2>], o_nv: Tensor<B, 2>) -> Prologue<B> {
         let (gate, shape) = (self.gates(parts), o_nv.dims());
+        let lead = gate.dims()[0] - shape[0];
+        let gate = if lead == 0 { gate } else { rows_of(&gate, lead..lead + shape[0]) };
         let up = self.norm.forward(self.by_head(o_nv)).reshape(shape);
         Prologue::Gated { gate, up, activation: Activation::Silu }
     }
@@ -59,31 +77,34 @@ impl<B: Kernels> DeltaNet<B> {
         parts: Vec<Tensor<B, 2>>,
         mixed: Mixed<B>,
         d_input: InputGradient<B>,
-        documents: &Documents<B>,
+        tile: &Tile<B>,
+        d_state: &mut Passing<B>,
         sink: &mut dyn GradientSink<B>,
     ) -> Vec<Tensor<B, 2>> {
         let Some(Kept::States(states)) = mixed.kept else { unreachable!("a delta rule keeps its states") };
         let InputGradient::Gated { d_gate, d_up } = d_input else { unreachable!("the output projection has gates") };
         let shape = d_up.dims();
-        // Half of a buffer that the gates' gradient has, too, so that this copies.
-        let d_normed = B::pause(&d_up.device(), || self.by_head(d_up.clone()));
+        // Half of a buffer that the gates' gradient has, too: without gaps.
+        let d_normed = self.by_head(B::join_rows(vec![d_up]));
         let d_o = self.norm.backward(self.by_head(mixed.values_nm), d_normed, None, sink).reshape(shape);
-        let [qkv, b, a] = self.inputs(&parts);
-        let convolution = ConvInputs { gates: None, x: qkv };
-        let qkv = B::causal_conv(&convolution, self.filters_dk(), documents);
-        let inputs = DeltaInputs { qkv, a, b };
-        let (d_inputs, d_decay) =
-            B::gated_delta_backward(inputs, &self.decay(), &self.spec, states, d_o, documents, self.trains);
-        if let Some(DeltaParameters { a_log, dt_bias }) = d_decay {
+        let (convolution, inputs) = self.convolved(&parts, tile);
+        let (decay, documents) = (self.decay(), &tile.documents);
+        let gradients =
+            B::gated_delta_backward(inputs, &decay, &self.spec, states, d_o, d_state.take(), documents, self.trains);
+        *d_state = gradients.start;
+        if let Some(DeltaParameters { a_log, dt_bias }) = gradients.parameters {
             sink.add(&self.a_log, a_log);
             sink.add(&self.dt_bias, dt_bias);
         }
+        let DeltaInputs { qkv, a, b } = gradients.inputs;
+        let d_qkv = tile.padded(qkv);
         let (d_convolution, d_filters) =
-            B::causal_conv_backward(convolution, self.filters_dk(), d_inputs.qkv, documents, self.trains);
+            B::causal_conv_backward(convolution, self.filters_dk(), d_qkv, &tile.with_lead, self.trains);
         if let Some(d_filters) = d_filters {
             self.add_filters(d_filters, sink);
         }
-        self.d_parts([d_convolution.x, d_gate, d_inputs.b, d_inputs.a])
+        let [d_gate, b, a] = [d_gate, b, a].map(|gradient| tile.padded(gradient));
+        self.d_parts([d_convolution.x, d_gate, b, a])
     }
 
     fn filters_dk(&self) -> Tensor<B, 2> {

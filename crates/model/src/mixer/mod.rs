@@ -22,6 +22,7 @@ pub use delta_net::DeltaNet;
 pub use short_conv::ShortConv;
 
 use crate::linear::LinearGroup;
+use crate::tile::{Passing, Tile};
 
 /// The mixer of a layer.
 #[derive(Clone, Debug)]
@@ -129,7 +130,24 @@ impl<B: Kernels> Mixer<B> {
         }
     }
 
-    /// Builds the input of the output projection from the operation's result.
+    /// Does the same for the outputs of the first group for a tile and its lead. The state before the tile becomes that after it.
+    ///
+    /// # Panics
+    /// If the mixer is attention.
+    pub(crate) fn forward_tile(
+        &self,
+        parts: &[Tensor<B, 2>],
+        tile: &Tile<B>,
+        state: &mut Passing<B>,
+    ) -> (Tensor<B, 2>, Option<Mixed<B>>) {
+        match &self.kind {
+            MixerKind::Attention(_) => unreachable!("attention needs all tokens"),
+            MixerKind::ShortConv(conv) => conv.forward_tile(parts, tile),
+            MixerKind::DeltaNet(delta) => delta.forward_tile(parts, tile, state),
+        }
+    }
+
+    /// Builds the input of the output projection from the operation's result, which has the last rows of the parts.
     pub(crate) fn prologue(&self, parts: &[Tensor<B, 2>], x: Tensor<B, 2>) -> Prologue<B> {
         match &self.kind {
             MixerKind::Attention(attention) => attention.gated(parts, x),
@@ -150,8 +168,30 @@ impl<B: Kernels> Mixer<B> {
     ) -> Vec<Tensor<B, 2>> {
         match &self.kind {
             MixerKind::Attention(attention) => attention.backward(parts, mixed, d_input, documents, published, sink),
-            MixerKind::ShortConv(conv) => conv.backward(parts, d_input.plain(), documents, sink),
-            MixerKind::DeltaNet(delta) => delta.backward(parts, mixed, d_input, documents, sink),
+            MixerKind::ShortConv(conv) => conv.backward(parts, d_input.plain(), &Tile::whole(documents), sink),
+            MixerKind::DeltaNet(delta) => {
+                delta.backward(parts, mixed, d_input, &Tile::whole(documents), &mut None, sink)
+            }
+        }
+    }
+
+    /// Does the same for a tile and its lead. The gradient of the state after the tile becomes that of the state before it.
+    ///
+    /// # Panics
+    /// If the mixer is attention.
+    pub(crate) fn backward_tile(
+        &self,
+        parts: Vec<Tensor<B, 2>>,
+        mixed: Mixed<B>,
+        d_input: InputGradient<B>,
+        tile: &Tile<B>,
+        d_state: &mut Passing<B>,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Vec<Tensor<B, 2>> {
+        match &self.kind {
+            MixerKind::Attention(_) => unreachable!("attention needs all tokens"),
+            MixerKind::ShortConv(conv) => conv.backward(parts, d_input.plain(), tile, sink),
+            MixerKind::DeltaNet(delta) => delta.backward(parts, mixed, d_input, tile, d_state, sink),
         }
     }
 }

@@ -3,9 +3,10 @@
 use burn_tensor::Tensor;
 use firebrick_arch::ShortConvSpec;
 use firebrick_kernels::linear::into_parts;
-use firebrick_kernels::{ConvInputs, Documents, GradientSink, Kernels, Parameter};
+use firebrick_kernels::{ConvInputs, GradientSink, Kernels, Parameter};
 
 use super::{Attend, Cache, Mixed};
+use crate::tile::Tile;
 
 /// A gated short convolution between its two projections.
 #[derive(Clone, Debug)]
@@ -20,14 +21,10 @@ pub struct ShortConv<B: Kernels> {
 
 impl<B: Kernels> ShortConv<B> {
     pub(super) fn forward(&self, parts: &[Tensor<B, 2>], attend: Attend<'_, B>) -> (Tensor<B, 2>, Option<Mixed<B>>) {
-        let inputs = inputs(parts.to_vec());
         match attend {
-            Attend::Documents(documents) => {
-                let values_nm = B::causal_conv(&inputs, self.filters_dk(), documents);
-                (values_nm.clone(), Some(Mixed { values_nm, kept: None }))
-            }
+            Attend::Documents(documents) => self.forward_tile(parts, &Tile::whole(documents)),
             Attend::Cached { tokens, cache: Cache::State(state), .. } => {
-                (B::cached_causal_conv(&inputs, self.filters_dk(), state, tokens), None)
+                (B::cached_causal_conv(&inputs(parts.to_vec()), self.filters_dk(), state, tokens), None)
             }
             Attend::Cached { cache: Cache::Rows(_) | Cache::States(..), .. } => {
                 unreachable!("a convolution has one state")
@@ -35,15 +32,20 @@ impl<B: Kernels> ShortConv<B> {
         }
     }
 
+    pub(super) fn forward_tile(&self, parts: &[Tensor<B, 2>], tile: &Tile<B>) -> (Tensor<B, 2>, Option<Mixed<B>>) {
+        let values_nm = tile.own(&B::causal_conv(&inputs(parts.to_vec()), self.filters_dk(), &tile.with_lead));
+        (values_nm.clone(), Some(Mixed { values_nm, kept: None }))
+    }
+
     pub(super) fn backward(
         &self,
         parts: Vec<Tensor<B, 2>>,
         dy_nd: Tensor<B, 2>,
-        documents: &Documents<B>,
+        tile: &Tile<B>,
         sink: &mut dyn GradientSink<B>,
     ) -> Vec<Tensor<B, 2>> {
         let (gradients, d_filters) =
-            B::causal_conv_backward(inputs(parts), self.filters_dk(), dy_nd, documents, self.trains);
+            B::causal_conv_backward(inputs(parts), self.filters_dk(), tile.padded(dy_nd), &tile.with_lead, self.trains);
         if let Some(d_filters) = d_filters {
             sink.add(&self.filters, d_filters.reshape([self.spec.channels * self.spec.width]));
         }

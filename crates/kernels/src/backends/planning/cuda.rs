@@ -45,12 +45,17 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
         line(
             "layer at work",
             training.tokens() * flowing,
-            format!("every row width as often as it is alive at once: {flowing} bytes per token"),
+            format!("every row width as often as it is alive at once: {flowing} bytes per token{}", in_tiles(training)),
         ),
         line(
             "values next to queries",
             training.tokens() * next_to_raw_bytes_per_token(model, training),
             "in the buffers in which queries and keys are saved before their norm",
+        ),
+        line(
+            "between tiles",
+            training.bytes_between_tiles(model),
+            "states of layers before each, and sums of gradients",
         ),
         line("8-bit weights", weights, "the projections of one layer in E4M3, as they are and transposed"),
         line(
@@ -86,6 +91,12 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
         ),
         line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded"),
     ]
+}
+
+fn in_tiles(training: &TrainingShape) -> String {
+    training
+        .tile_rows()
+        .map_or_else(String::new, |rows| format!("; MLPs and layers without attention in tiles of {rows}"))
 }
 
 const PARTS_WHY: &str = "of sums over the widest values that they read";
@@ -226,18 +237,22 @@ fn fp8_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
         return [0; 2];
     }
     let passing = u64::from(!all_stay(model, training));
-    let (mut weights, mut row) = (BTreeSet::new(), 0);
-    for planned in all_planned(model, training).iter().filter(|planned| !planned.group.kind.decides()) {
-        let (Planned { group, .. }, Route { ranks, is_grouped, .. }) = (planned, planned.route);
+    let (mut weights, mut all_rows) = (BTreeSet::new(), 0);
+    let of_layers = (0..model.layers.len())
+        .flat_map(|layer| planned_groups(model, training, layer).into_iter().map(move |planned| (layer, planned)));
+    for (layer, planned) in of_layers.filter(|(_, planned)| !planned.group.kind.decides()) {
+        let (Planned { group, .. }, Route { ranks, is_grouped, .. }) = (&planned, planned.route);
         // Experts that run one after the other share buffers, and have at most one row of a token each.
         let [matrices, rows] = if is_grouped { [group.matrices(), planned.group.rows] } else { [1; 2] };
         let bytes = planned.fp8_weight_bytes().map(|bytes| matrices * bytes);
         // Buffers of equal shape are shared.
         weights.insert((matrices * group.out_features(), group.in_features, bytes));
-        row = row.max(rows * (fp8_stride(group.in_features.max(group.out_features()), ranks, is_grouped) + 4));
+        let row = rows * (fp8_stride(group.in_features.max(group.out_features()), ranks, is_grouped) + 4);
+        let tokens = training.rows_of_group(&model.layers[layer], planned.group.kind);
+        all_rows = all_rows.max(tokens * row as u64);
     }
     let weights = weights.iter().flat_map(|(.., bytes)| bytes).sum::<usize>() as u64;
-    [passing * weights, training.tokens() * row as u64]
+    [passing * weights, all_rows]
 }
 
 fn converted_why(training: &TrainingShape) -> String {

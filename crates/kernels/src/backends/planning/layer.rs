@@ -19,20 +19,33 @@ use super::route::{Planned, planned_groups};
 use super::rows::{ROW_MULTIPLE, row_stride};
 use crate::memory::training_shape::{Recompute, TrainingShape};
 
-/// Counts values per token in all buffers of layers that do not count as saved.
+/// Counts values per token in all buffers of layers that do not count as saved. Those of a tile count with its share of the tokens.
 pub(super) fn buffers_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
     // The loss: the last layer's output, its normalized copy, and its gradient.
-    let mut most = BTreeMap::from([(model.hidden_size, 3)]);
+    let mut most = BTreeMap::from([(Buffer { of_tile: false, width: model.hidden_size }, 3)]);
     let mut free = BTreeMap::new();
     for layer in (0..model.layers.len()).rev().map(|layer| Layer::new(model, training, layer)) {
-        for (width, count) in layer.most() {
-            let more = count.saturating_sub(free.get(&width).copied().unwrap_or(0));
-            let entry = most.entry(width).or_default();
+        for (buffer, count) in layer.most() {
+            let more = count.saturating_sub(free.get(&buffer).copied().unwrap_or(0));
+            let entry = most.entry(buffer).or_default();
             *entry = more.max(*entry);
         }
-        layer.saved().for_each(|width| *free.entry(width).or_default() += 1);
+        let saved = layer.saved().map(|width| Buffer { of_tile: false, width });
+        saved.for_each(|buffer| *free.entry(buffer).or_default() += 1);
     }
-    most.iter().map(|(width, count)| (width * count) as u64).sum()
+    let sum = |of_tile: bool| {
+        let buffers = most.iter().filter(|(buffer, _)| buffer.of_tile == of_tile);
+        buffers.map(|(buffer, count)| (buffer.width * count) as u64).sum::<u64>()
+    };
+    let of_tile = training.tile_rows().map_or(0, |rows| (sum(true) * rows as u64).div_ceil(training.tokens()));
+    sum(false) + of_tile
+}
+
+/// A buffer of a layer: values per row, and whether it has the rows of a tile or all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Buffer {
+    of_tile: bool,
+    width: usize,
 }
 
 /// Upper bound of the memory of rows, as a factor, for experts that run one after the other: their row counts change from pass to
@@ -59,14 +72,29 @@ impl<'a> Layer<'a> {
     }
 
     /// Returns the maximum number of buffers of each width that are alive at once.
-    fn most(&self) -> BTreeMap<usize, usize> {
-        let mut most: BTreeMap<usize, usize> = BTreeMap::new();
+    fn most(&self) -> BTreeMap<Buffer, usize> {
+        let (has_tiles, is_whole) = (self.training.tile_rows().is_some(), self.training.runs_in_tiles(self.spec));
+        let mut most: BTreeMap<Buffer, usize> = BTreeMap::new();
         for moment in Moment::ALL {
-            let mut now: BTreeMap<usize, usize> = BTreeMap::new();
-            let of_values = self.values.iter().flat_map(|value| self.of_value(value, moment));
-            of_values.chain(self.own(moment)).for_each(|width| *now.entry(width).or_default() += 1);
-            for (width, count) in now {
-                let entry = most.entry(width).or_default();
+            let mut now: BTreeMap<Buffer, usize> = BTreeMap::new();
+            let in_tile = has_tiles && moment.is_of_mlp() && !self.spec.mlp.is_mixture();
+            let of_values = self.values.iter().flat_map(|value| {
+                let of_mlp = matches!(value.kind, ValueKind::GateUp | ValueKind::Activated);
+                let of_tile = is_whole || in_tile && of_mlp;
+                self.of_value(value, moment).map(move |width| Buffer { of_tile, width })
+            });
+            let own = self.own(moment).into_iter().map(|width| Buffer { of_tile: is_whole, width });
+            // Inputs and outputs, of tiles and joined.
+            // The tiles of an input's gradient may have room.
+            let is_backward = matches!(moment, Moment::DownBackward | Moment::GateUpBackward);
+            let last = if is_backward { self.gradient_stride() } else { self.hidden };
+            let hidden = if is_whole { 3 } else { 1 };
+            let joined = [vec![self.hidden; hidden], vec![last]].concat();
+            let joined = joined.into_iter().filter(|_| is_whole || in_tile);
+            let joined = joined.map(|width| Buffer { of_tile: false, width });
+            of_values.chain(own).chain(joined).for_each(|buffer| *now.entry(buffer).or_default() += 1);
+            for (buffer, count) in now {
+                let entry = most.entry(buffer).or_default();
                 *entry = count.max(*entry);
             }
         }
@@ -124,7 +152,7 @@ impl<'a> Layer<'a> {
     fn own(&self, moment: Moment) -> Vec<usize> {
         let (hidden, recompute) = (self.hidden, self.training.recompute);
         let [mixer, mlp] = [&[GroupKind::MixerInput], GATE_UP].map(|kinds| self.room(kinds));
-        let gradient = row_stride(hidden, if mixer + mlp > 0 { ROW_MULTIPLE } else { 0 });
+        let gradient = self.gradient_stride();
         let normed = usize::from(recompute != Recompute::None);
         // The sum with the output of a shared expert, or its gradient; a gated output; and an output before its norm.
         let outputs = self.spec.mlp.shared().map_or(0, |shared| 1 + usize::from(shared.gated))
@@ -148,17 +176,21 @@ impl<'a> Layer<'a> {
         [vec![gradient; gradients], vec![hidden; hiddens + restored], others].concat()
     }
 
+    /// Returns the width of a gradient of the residual stream.
+    fn gradient_stride(&self) -> usize {
+        let room = self.room(&[GroupKind::MixerInput]) + self.room(GATE_UP);
+        row_stride(self.hidden, if room > 0 { ROW_MULTIPLE } else { 0 })
+    }
+
     /// Returns the widths of what a delta rule computes besides its result: the convolved inputs, its queries and keys, two squares for each chunk, the
-    /// corrections, and four f32 for each head; and in its backward the gradients of the convolved inputs, and of the result.
+    /// corrections, and four f32 for each head; and in its backward the gradients of the convolved inputs.
     fn of_delta_rule(&self, is_backward: bool) -> Vec<usize> {
         let Mixer::DeltaNet(spec) = &self.spec.mixer else { return Vec::new() };
         let (channels, keys, values) = (spec.channels(), spec.key_size(), spec.value_size());
         let squares = self.training.of_chunks(DeltaNetSpec::CHUNK * spec.value_heads);
-        let mut widths = vec![channels, keys, keys, squares, squares, values, 8 * spec.value_heads];
-        if is_backward {
-            widths.extend([channels, values]);
-        }
-        widths
+        // The backward has corrections when what has gates is gone.
+        let of_tokens = if is_backward { channels } else { values };
+        vec![channels, keys, keys, squares, squares, 8 * spec.value_heads, of_tokens]
     }
 
     /// Returns the group of one of these kinds, and its route.

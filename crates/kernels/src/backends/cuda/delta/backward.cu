@@ -11,14 +11,15 @@
 // Each sum has one place and a fixed order: no atomics, the same bits every time.
 
 // d_states [chunks, value_heads, VALUE_DIM, KEY_DIM], the gradients of the states at the ends of chunks; dv [n, value_heads, VALUE_DIM] at
-// a stride, columns of d_qkv. From what delta_chunks writes, and d_o [n, value_heads, VALUE_DIM] at a stride.
+// a stride, columns of d_qkv. From what delta_chunks writes, and d_o [n, value_heads, VALUE_DIM] at a stride. d_start and d_end, or null:
+// the gradients of the state before the first document and after the last, [value_heads, KEY_DIM, VALUE_DIM] f32.
 //
 // Launch: grid SLICES * value_heads * documents, block 2 SLICE, dynamic shared bytes 2 p(KEY_DIM) + 2 p(64) + p(SLICE) + 1024. For 128
 // of a 16-bit type and SLICE 64: SLICES 2; 63488 bytes.
 KERNEL __launch_bounds__(SCAN_THREADS, LEAST_BLOCKS)
 delta_scan_backward(T *d_states, T *dv, long long dv_stride, const T *q_hat, const T *k_hat, const Gate *gates, const T *inverse,
-                    const T *scores, const T *d_o, long long d_o_stride, const int *chunks, const int *documents, int n,
-                    int key_heads, int value_heads) {
+                    const T *scores, const T *d_o, long long d_o_stride, float *d_start, const float *d_end, const int *chunks,
+                    const int *documents, int n, int key_heads, int value_heads) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
     const Sequence scan(chunks, documents, key_heads, value_heads);
     const int head = scan.head, first_column = head * VALUE_DIM + scan.slice, keys_stride = key_heads * KEY_DIM;
@@ -41,6 +42,7 @@ delta_scan_backward(T *d_states, T *dv, long long dv_stride, const T *q_hat, con
 
     float state[KEY_TILES][4];   // the gradient of the state, transposed like the state
     clear(state);
+    if (d_end && scan.is_last) for_each(state, [&](float &sum, int column, int key) { sum = d_end[scan.carried(column, key)]; });
     copy(scan.end_chunk - 1);
     for (int index = scan.end_chunk - 1; index >= scan.first_chunk; --index) {
         const Chunk chunk = scan.chunk(index);
@@ -85,6 +87,7 @@ delta_scan_backward(T *d_states, T *dv, long long dv_stride, const T *q_hat, con
 #pragma unroll
         for (int i = 0; i < CHUNK; i += 16) multiply<ROWS>(state, d_read[i / 16], q, 0, i);
     }
+    if (d_start && scan.is_first) for_each(state, [&](float sum, int column, int key) { d_start[scan.carried(column, key)] = sum; });
 }
 
 // corrections [n, value_heads, VALUE_DIM] once more; of_scores in the place of scores and of_inverse in that of inverse; value_dots

@@ -13,13 +13,14 @@ struct Stage {
 };
 
 // states [chunks, value_heads, VALUE_DIM, KEY_DIM], at the starts of chunks; corrections [n, value_heads, VALUE_DIM]. v is qkv's first
-// column of values, at qkv's stride; the others are those of delta_chunks.
+// column of values, at qkv's stride; the others are those of delta_chunks. start and end, or null: the state before the first document
+// and after the last, [value_heads, KEY_DIM, VALUE_DIM] f32.
 //
 // Launch: grid SLICES * value_heads * documents, block 2 SLICE, dynamic shared bytes 2 (p(KEY_DIM) + p(64) + p(SLICE) + 1024). For
 // 128 of a 16-bit type and SLICE 64: SLICES 2; 73728 bytes.
 KERNEL __launch_bounds__(SCAN_THREADS, LEAST_BLOCKS)
 delta_scan(T *states, T *corrections, const T *k_hat, const Gate *gates, const T *inverse, const T *v, long long v_stride,
-           const int *chunks, const int *documents, int n, int key_heads, int value_heads) {
+           const float *start, float *end, const int *chunks, const int *documents, int n, int key_heads, int value_heads) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
     const Sequence scan(chunks, documents, key_heads, value_heads);
     const int head = scan.head, stride = value_heads * VALUE_DIM, keys_stride = key_heads * KEY_DIM;
@@ -41,6 +42,7 @@ delta_scan(T *states, T *corrections, const T *k_hat, const Gate *gates, const T
 
     float state[KEY_TILES][4];
     clear(state);
+    if (start && scan.is_first) for_each(state, [&](float &sum, int column, int key) { sum = start[scan.carried(column, key)]; });
     copy(scan.first_chunk);
     for (int index = scan.first_chunk; index < scan.end_chunk; ++index) {
         const Chunk chunk = scan.chunk(index);
@@ -72,6 +74,7 @@ delta_scan(T *states, T *corrections, const T *k_hat, const Gate *gates, const T
         for_each(state, [&](float &sum, int, int) { sum *= in.gates[chunk.tokens - 1].from_start; });
         multiply_sums<ROWS>(state, corrected, in.k);
     }
+    if (end && scan.is_last) for_each(state, [&](float sum, int column, int key) { end[scan.carried(column, key)] = sum; });
 }
 
 // o [n, value_heads, VALUE_DIM].

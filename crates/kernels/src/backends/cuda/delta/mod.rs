@@ -15,7 +15,7 @@ use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeltaPart, DeltaSizes, DeviceBlock, MatrixView, Source, arguments, grid, tensor, view,
 };
 use crate::delta::{CHUNK, chunk_room, has_cuda_kernels, reference};
-use crate::{DeltaInputs, DeltaOps, DeltaOutput, DeltaParameters, Documents, Session};
+use crate::{DeltaGradients, DeltaInputs, DeltaOps, DeltaOutput, DeltaParameters, Documents, Session};
 
 impl DeltaOps for Cuda {
     fn gated_delta(
@@ -23,16 +23,17 @@ impl DeltaOps for Cuda {
         parameters: &DeltaParameters<Self>,
         spec: &DeltaNetSpec,
         documents: &Documents<Self>,
+        start: Option<Tensor<Self, 3>>,
     ) -> DeltaOutput<Self> {
         let device = inputs.qkv.device();
         let Some(sizes) = in_section(&device, |device| device.delta_sizes(spec, inputs.qkv.dtype())) else {
-            return Self::pause(&device, || reference::forward(inputs, parameters, spec, documents));
+            return Self::pause(&device, || reference::forward(inputs, parameters, spec, documents, start));
         };
         in_section(&device, |device| {
             let rule = device.delta_rule(inputs.clone(), parameters, spec, sizes, documents);
-            let states = device.delta_states(&rule);
+            let (states, end) = device.delta_states(&rule, start, documents.goes_on);
             let o = device.delta_output(&rule, &states);
-            DeltaOutput { o: tensor(o.tensor), states: tensor(states.tensor) }
+            DeltaOutput { o: tensor(o.tensor), states: tensor(states.tensor), end }
         })
     }
 
@@ -42,18 +43,20 @@ impl DeltaOps for Cuda {
         spec: &DeltaNetSpec,
         states: Tensor<Self, 4>,
         d_o: Tensor<Self, 2>,
+        d_end: Option<Tensor<Self, 3>>,
         documents: &Documents<Self>,
         parameters_train: bool,
-    ) -> (DeltaInputs<Self>, Option<DeltaParameters<Self>>) {
+    ) -> DeltaGradients<Self> {
         let device = d_o.device();
         let Some(sizes) = in_section(&device, |device| device.delta_sizes(spec, inputs.qkv.dtype())) else {
-            let backward = || reference::backward(inputs, parameters, spec, states, d_o, documents, parameters_train);
-            return Self::pause(&device, backward);
+            return Self::pause(&device, || {
+                reference::backward(inputs, parameters, spec, states, d_o, d_end, documents, parameters_train)
+            });
         };
         in_section(&device, |device| {
             let rule = device.delta_rule(inputs, parameters, spec, sizes, documents);
             let (states, d_o) = (device.flat(states), device.flat(d_o));
-            device.delta_backward(&rule, &states, &d_o, parameters_train)
+            device.delta_backward(&rule, [&states, &d_o], d_end, documents.begins_before, parameters_train)
         })
     }
 }
@@ -227,16 +230,30 @@ impl Device {
         self.view_of(self.empty([rule.chunk_room, rule.value_heads, value_dim, key_dim], rule.qkv.dtype))
     }
 
-    /// Computes the states at the starts of chunks, and the corrections.
-    fn delta_states(&self, rule: &Rule) -> MatrixView {
+    /// Returns a state of all heads, `[value heads, k, v]` f32.
+    fn empty_state(&self, rule: &Rule) -> MatrixView {
+        let DeltaSizes { key_dim, value_dim, .. } = rule.sizes;
+        self.view_of(self.empty([rule.value_heads, key_dim, value_dim], DType::F32))
+    }
+
+    /// Computes the states at the starts of chunks, and the corrections; and the state after the last document if it goes on.
+    fn delta_states(
+        &self,
+        rule: &Rule,
+        start: Option<Tensor<Cuda, 3>>,
+        goes_on: bool,
+    ) -> (MatrixView, Option<Tensor<Cuda, 3>>) {
         let (states, v) = (self.empty_states(rule), rule.values_of(&rule.qkv));
+        let start = start.map(|start| self.flat_as(start, DType::F32));
+        let end = goes_on.then(|| self.empty_state(rule));
         let arguments = arguments! {
             states: rows(&states), corrections: rows(&rule.corrections), k_hat: rows(&rule.k_hat),
             gates: rows(&rule.gates), inverse: rows(&rule.inverse), v: rows(&v), v_stride: long(v.stride),
-            chunks: rows(&rule.chunks), documents: rows(&rule.documents),
+            start: address(or_null(start.as_ref())), end: address(or_null(end.as_ref())), chunks: rows(&rule.chunks),
+            documents: rows(&rule.documents),
         };
         self.delta_launch(rule, DeltaPart::Forward, "delta_scan", scan_blocks(rule), &rule.counts(arguments));
-        states
+        (states, end.map(|end| tensor(end.tensor)))
     }
 
     fn delta_output(&self, rule: &Rule, states: &MatrixView) -> MatrixView {
@@ -253,10 +270,13 @@ impl Device {
     fn delta_backward(
         &self,
         rule: &Rule,
-        states: &MatrixView,
-        d_o: &MatrixView,
+        [states, d_o]: [&MatrixView; 2],
+        d_end: Option<Tensor<Cuda, 3>>,
+        begins_before: bool,
         parameters_train: bool,
-    ) -> (DeltaInputs<Cuda>, Option<DeltaParameters<Cuda>>) {
+    ) -> DeltaGradients<Cuda> {
+        let d_end = d_end.map(|d_end| self.flat_as(d_end, DType::F32));
+        let d_start = begins_before.then(|| self.empty_state(rule));
         let (tokens, heads, dtype) = (rule.tokens(), rule.value_heads, rule.qkv.dtype);
         let d_states = self.empty_states(rule);
         let d_qkv = self.empty_matrix(tokens, rule.qkv.width, dtype);
@@ -266,8 +286,8 @@ impl Device {
         let arguments = arguments! {
             d_states: rows(&d_states), dv: rows(&dv), dv_stride: long(dv.stride), q_hat: rows(&rule.q_hat),
             k_hat: rows(&rule.k_hat), gates: rows(&rule.gates), inverse: rows(&rule.inverse),
-            scores: rows(&rule.scores), d_o: rows(d_o), d_o_stride: long(d_o.stride), chunks: rows(&rule.chunks),
-            documents: rows(&rule.documents),
+            scores: rows(&rule.scores), d_o: rows(d_o), d_o_stride: long(d_o.stride), d_start: address(or_null(d_start.as_ref())),
+            d_end: address(or_null(d_end.as_ref())), chunks: rows(&rule.chunks), documents: rows(&rule.documents),
         };
         let blocks = scan_blocks(rule);
         self.delta_launch(rule, DeltaPart::Backward, "delta_scan_backward", blocks, &rule.counts(arguments));
@@ -300,8 +320,13 @@ impl Device {
             DeltaParameters { a_log, dt_bias }
         });
         let [qkv, a, b] = [d_qkv, da, db].map(|gradient| tensor(gradient.tensor));
-        (DeltaInputs { qkv, a, b }, of_parameters)
+        let start = d_start.map(|d_start| tensor(d_start.tensor));
+        DeltaGradients { inputs: DeltaInputs { qkv, a, b }, parameters: of_parameters, start }
     }
+}
+
+fn or_null(state: Option<&MatrixView>) -> u64 {
+    state.map_or(0, |state| state.address)
 }
 
 fn slices(rule: &Rule) -> usize {

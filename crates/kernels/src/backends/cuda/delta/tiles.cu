@@ -68,6 +68,7 @@ DEVICE Chunk chunk_of(const int *chunks, int index) { return {index, chunks[inde
 // What a block of a scan owns: SLICE columns of v, from `slice` on, of a head in a document, and a warp 16 of them, from `own` on.
 struct Sequence {
     int slice, own, head, key_head, first_chunk, end_chunk, first_token, end_token;
+    bool is_first, is_last;   // among the documents
 
     DEVICE Sequence(const int *chunks, const int *documents, int key_heads, int value_heads) {
         const int document = blockIdx.x / SLICES / value_heads;
@@ -75,6 +76,11 @@ struct Sequence {
         head = blockIdx.x / SLICES % value_heads, key_head = head / (value_heads / key_heads);
         first_chunk = documents[document], end_chunk = documents[document + 1];
         first_token = chunks[first_chunk], end_token = chunks[end_chunk];
+        is_first = document == 0, is_last = document + 1 == gridDim.x / SLICES / value_heads;
+    }
+    // Where a value of a state that passes between tiles of a row lies in [value_heads, KEY_DIM, VALUE_DIM], by the warp's column of v.
+    DEVICE Long carried(int column, int key) const {
+        return (static_cast<Long>(head) * KEY_DIM + key) * VALUE_DIM + slice + own + column;
     }
     DEVICE Chunk chunk(int index) const {
         const int first = first_token + (index - first_chunk) * CHUNK;

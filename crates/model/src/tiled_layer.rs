@@ -1,0 +1,160 @@
+//! Long rows under full recomputation: a layer without attention runs tile by tile over the tokens, mixer and MLP, and so do the MLPs of the other layers,
+//! so that what is alive at once does not grow with the row.
+//!
+//! A mixer gets the state of a document that began before from the tile before; in the backward, which takes the tiles in reverse, the gradient of that
+//! state goes the other way. What a convolution reads of the tokens before, its lead, is computed again with the tile. Parameters get the sums of all
+//! tiles' gradients as one contribution. All tiles have one size, because memory is kept by exact sizes.
+//! Trade-off: every output of a tile is copied once more, where the tiles are joined.
+
+use std::ops::Range;
+
+use burn_tensor::Tensor;
+use firebrick_kernels::{Epilogue, GradientMap, GradientSink, Keep, Kernels, tile_rows};
+
+use crate::layer::{AfterMixer, Context, Layer, Mlp, MlpHalf, add_gradient, added_to, input};
+use crate::linear::AdapterPass;
+use crate::mixer::SavedMixer;
+use crate::tile::{Passing, Tile, rows_of};
+
+impl<B: Kernels> Layer<B> {
+    /// Returns whether the whole layer runs in the tiles of a pass. Masks of dropout are made for whole passes.
+    pub(crate) fn runs_in_tiles(&self, context: &Context<B>, adapters: AdapterPass) -> bool {
+        let has_tiles = !context.tiles.is_empty() && adapters.dropout.is_none();
+        has_tiles && self.spec.mixer.attention().is_none() && matches!(self.mlp, Mlp::Gated { .. })
+    }
+
+    /// Cuts the rows of a long pass into tiles for a gated MLP; `None` if they are too few.
+    pub(crate) fn tiles_of_mlp(
+        &self,
+        h_nd: &Tensor<B, 2>,
+        context: &Context<B>,
+        adapters: AdapterPass,
+    ) -> Option<impl Iterator<Item = Range<usize>> + use<B>> {
+        let ([all, _], may_be_cut) = (h_nd.dims(), adapters.dropout.is_none() && matches!(self.mlp, Mlp::Gated { .. }));
+        let rows = tile_rows(all, context.tile_tokens).filter(|_| may_be_cut)?;
+        Some((0..all).step_by(rows).map(move |start| start..all.min(start + rows)))
+    }
+
+    /// Computes the gradient of the sum after the mixer from that of the output, tile by tile.
+    pub(crate) fn backward_tiles_of_mlp(
+        &self,
+        tiles: impl Iterator<Item = Range<usize>>,
+        h_nd: &Tensor<B, 2>,
+        context: &Context<B>,
+        dy_nd: &Tensor<B, 2>,
+        adapters: AdapterPass,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Tensor<B, 2> {
+        let mut parts = Vec::new();
+        self.add_sums(sink, |sums| {
+            for rows in tiles {
+                let half = MlpHalf::Input { h_nd: rows_of(h_nd, rows.clone()), low_rank: None };
+                parts.push(self.backward_mlp(half, context, rows_of(dy_nd, rows), adapters, sums));
+            }
+        });
+        B::join_rows(parts)
+    }
+
+    /// Computes the layer's output, and the state before each tile.
+    pub(crate) fn forward_tiles(
+        &self,
+        x_nd: &Tensor<B, 2>,
+        context: &Context<B>,
+        adapters: AdapterPass,
+    ) -> (Tensor<B, 2>, Vec<Passing<B>>) {
+        let (mut state, mut starts, mut tiles) = (None, Vec::new(), Vec::new());
+        for tile in &context.tiles {
+            starts.push(state.clone());
+            let after = self.forward_tile(x_nd, tile, &mut state, Keep::Nothing, adapters);
+            tiles.push(self.forward_mlp_of_inputs(after.h_nd, context, adapters, None).0);
+        }
+        (B::join_rows(tiles), starts)
+    }
+
+    /// Computes the mixer's half for a tile, and replaces the state before it by that after it.
+    fn forward_tile(
+        &self,
+        x_nd: &Tensor<B, 2>,
+        tile: &Tile<B>,
+        state: &mut Passing<B>,
+        keep: Keep,
+        adapters: AdapterPass,
+    ) -> AfterMixer<B> {
+        let x_nd = tile.with_lead(x_nd);
+        let (group, prologue) = (self.mixer.input.frozen(adapters), input(x_nd.clone(), self.before_mixer.as_ref()));
+        let (parts, of_input) = B::project(prologue, &group, Epilogue::None, keep);
+        let (x, mixed) = self.mixer.forward_tile(&parts, tile, state);
+        let epilogue = added_to(tile.own(&x_nd), self.after_mixer.as_ref());
+        let group = self.mixer.output.frozen(adapters);
+        let (h_nd, output) = B::project(self.mixer.prologue(&parts, x), &group, epilogue, keep);
+        AfterMixer::new(of_input, parts, mixed, output, h_nd)
+    }
+
+    /// Computes the gradient of the layer's input, tile by tile from the last to the first.
+    pub(crate) fn backward_tiles(
+        &self,
+        x_nd: &Tensor<B, 2>,
+        starts: Vec<Passing<B>>,
+        context: &Context<B>,
+        dy_nd: &Tensor<B, 2>,
+        adapters: AdapterPass,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Tensor<B, 2> {
+        let (mut d_state, mut d_lead, mut parts) = (None, None, Vec::new());
+        self.add_sums(sink, |sums| {
+            for (tile, mut state) in context.tiles.iter().zip(starts).rev() {
+                let after = self.forward_tile(x_nd, tile, &mut state, Keep::Inputs, adapters);
+                let dy_nd = rows_of(dy_nd, tile.rows.clone());
+                let half = MlpHalf::Input { h_nd: after.h_nd.clone(), low_rank: None };
+                let dh_nd = self.backward_mlp(half, context, dy_nd, adapters, sums);
+                let dx_nd = self.backward_tile(*after.into_saved(), tile, &mut d_state, dh_nd, adapters, sums);
+                // Of the rows that the tile after this one read, too.
+                let own = tile.own(&dx_nd);
+                match d_lead.take() {
+                    None => parts.push(own),
+                    Some(d_lead) => {
+                        let [rows, lead] = [&own, &d_lead].map(|x: &Tensor<B, 2>| x.dims()[0]);
+                        let last = rows_of(&own, rows - lead..rows);
+                        parts.push(B::pause(&last.device(), || last.clone().add(d_lead.clone())));
+                        parts.push(rows_of(&own, 0..rows - lead));
+                    }
+                }
+                d_lead = Some(rows_of(&dx_nd, 0..tile.lead)).filter(|_| tile.documents.begins_before);
+            }
+        });
+        parts.reverse();
+        B::join_rows(parts)
+    }
+
+    /// Computes the gradient of a tile's input and lead from that of the sum after the mixer.
+    fn backward_tile(
+        &self,
+        saved: SavedMixer<B>,
+        tile: &Tile<B>,
+        d_state: &mut Passing<B>,
+        dh_nd: Tensor<B, 2>,
+        adapters: AdapterPass,
+        sums: &mut GradientMap<B>,
+    ) -> Tensor<B, 2> {
+        let SavedMixer { input, parts, mixed, mut output } = saved;
+        output.prologue = self.mixer.prologue(&parts, mixed.values_nm.clone());
+        let grads = self.mixer.output.backward(*output, vec![dh_nd.clone()], None, adapters, sums);
+        add_gradient(self.after_mixer.as_ref(), grads.output_norm, sums);
+        let d_parts = self.mixer.backward_tile(parts, mixed, grads.input, tile, d_state, sums);
+        let grads = self.mixer.input.backward(*input, d_parts, Some(tile.padded(dh_nd)), adapters, sums);
+        add_gradient(self.before_mixer.as_ref(), grads.norm, sums);
+        grads.input.plain()
+    }
+
+    /// Gives the sink what `work` adds to sums: one contribution per parameter.
+    pub(crate) fn add_sums(&self, sink: &mut dyn GradientSink<B>, work: impl FnOnce(&mut GradientMap<B>)) {
+        let mut sums = GradientMap::default();
+        work(&mut sums);
+        for parameter in self.parameters() {
+            if let Some(sum) = sums.remove(&parameter.name) {
+                sink.add(parameter, sum);
+            }
+        }
+        assert!(sums.is_empty(), "gradients of parameters of another layer: {:?}", sums.keys());
+    }
+}
