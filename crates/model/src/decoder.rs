@@ -25,7 +25,7 @@ use crate::error::ModelError;
 use crate::experts::router_loss::{RouterLoss, RouterSums, with_router_loss};
 use crate::layer::{Context, Layer};
 use crate::linear::{AdapterPass, Base, add_matrix, times_transposed, weight_gradient};
-use crate::mixer::{self, Attend, Published};
+use crate::mixer::{self, Published};
 use crate::norm::Norm;
 use crate::pass::{BackwardItems, PassOptions, SavedLayer, backward_layer, forward_layer};
 use crate::tile::Tile;
@@ -332,8 +332,7 @@ impl<B: Kernels> Decoder<B> {
         let adapters = AdapterPass { are_on: adapters, ..AdapterPass::PLAIN };
         let (context, mut published) = (&batch.context, Published::default());
         let x_nd = self.each_layer(self.embed(batch.ids_n.clone()), |_, layer, x_nd| {
-            let attend = Attend::Documents(&context.documents);
-            layer.forward(x_nd, &context.rotary, attend, &mut published, adapters)
+            layer.forward_pass(x_nd, context, &mut published, adapters)
         });
         self.norm.forward(x_nd)
     }

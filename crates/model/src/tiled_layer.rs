@@ -13,7 +13,7 @@ use firebrick_kernels::{Epilogue, GradientMap, GradientSink, Keep, Kernels, tile
 
 use crate::layer::{AfterMixer, Context, Layer, Mlp, MlpHalf, add_gradient, added_to, input};
 use crate::linear::AdapterPass;
-use crate::mixer::SavedMixer;
+use crate::mixer::{Attend, Published, SavedMixer};
 use crate::tile::{Passing, Tile, rows_of};
 
 impl<B: Kernels> Layer<B> {
@@ -53,6 +53,26 @@ impl<B: Kernels> Layer<B> {
             }
         });
         B::join_rows(parts)
+    }
+
+    /// Computes the layer's output for the documents of a pass without saving anything for a backward.
+    pub(crate) fn forward_pass(
+        &self,
+        x_nd: Tensor<B, 2>,
+        context: &Context<B>,
+        published: &mut Published<B>,
+        adapters: AdapterPass,
+    ) -> Tensor<B, 2> {
+        if self.runs_in_tiles(context, adapters) {
+            return self.forward_tiles(&x_nd, context, adapters).0;
+        }
+        let attend = Attend::Documents(&context.documents);
+        let after = self.forward_mixer(x_nd, &context.rotary, attend, published, Keep::Nothing, adapters);
+        if let Some(tiles) = self.tiles_of_mlp(&after.h_nd, context, adapters) {
+            let of_tile = |rows| self.forward_mlp(rows_of(&after.h_nd, rows), Keep::Nothing, adapters, None).0;
+            return B::join_rows(tiles.map(of_tile).collect());
+        }
+        self.forward_mlp(after.h_nd.clone(), Keep::Nothing, adapters, None).0
     }
 
     /// Computes the layer's output, and the state before each tile.
