@@ -45,6 +45,7 @@ impl<B: Kernels> Tile<B> {
             let rows = first..documents.tokens().min(first + rows);
             let [begins_before, goes_on] = [rows.start, rows.end].map(|token| starts.binary_search(&token).is_err());
             let goes_on = goes_on && rows.end < documents.tokens();
+            let others = lead - (rows.start - starts[starts.partition_point(|&start| start <= first) - 1]).min(lead);
             let inner = starts.iter().copied().filter(|&start| rows.start < start && start < rows.end);
             let ends: Vec<usize> = inner.chain([rows.end]).map(|end| end - rows.start).collect();
             let boundaries = |first: &[usize], lead: usize| {
@@ -54,8 +55,8 @@ impl<B: Kernels> Tile<B> {
             };
             Self {
                 documents: boundaries(&[0], 0).of_tile(begins_before, goes_on),
-                // A lead that the first document does not read is one of its own.
-                with_lead: boundaries(&[0, lead][..if begins_before { 1 } else { 2 }], lead),
+                // What the first document has no part in is one of its own.
+                with_lead: if others == 0 { boundaries(&[0], lead) } else { boundaries(&[0, others], lead) },
                 lead,
                 rows,
             }
@@ -102,15 +103,21 @@ mod tests {
     #[test]
     fn tiles_have_one_size_and_know_which_documents_they_divide() {
         let device = Default::default();
-        let documents = Documents::<Flex>::new(&[0, 3, 4, 60, 80, 120], &device);
+        let documents = Documents::<Flex>::new(&[0, 3, 4, 39, 60, 80, 120], &device);
         let lfm2 = [("model_type", json!("lfm2")), ("architectures", json!(["Lfm2ForCausalLM"]))];
         let spec = tiny(&[&lfm2[..], &[("full_attn_idxs", json!([1]))]].concat()).unwrap().spec;
         let tiles = Tile::all(&spec, &documents, 45, &device);
         let of = |tile: &Tile<Flex>| {
             let Documents { begins_before, goes_on, .. } = tile.documents;
-            (tile.rows.clone(), tile.documents.count(), tile.with_lead.count(), begins_before, goes_on)
+            let ends = tile.with_lead.ranges().map(|range| range.end).collect::<Vec<_>>();
+            (tile.rows.clone(), tile.documents.count(), ends, begins_before, goes_on)
         };
-        let expected = [(0..40, 3, 4, false, true), (40..80, 2, 2, true, false), (80..120, 1, 2, false, false)];
+        let expected = [
+            (0..40, 4, vec![2, 5, 6, 41, 42], false, true),
+            // One of the two rows before belongs to the first document.
+            (40..80, 2, vec![1, 22, 42], true, false),
+            (80..120, 1, vec![2, 42], false, false),
+        ];
         assert_eq!(tiles.iter().map(of).collect::<Vec<_>>(), expected);
         assert!(Tile::all(&spec, &documents, 61, &device).is_empty(), "less than two tiles");
     }

@@ -70,9 +70,9 @@ fn short_documents<B: Kernels>() {
             assert!(difference < 2e-4, "{family}: a logit differs by {difference:e}");
         };
         assert_logits(&model);
-        // At last in three tiles or more, which begin inside of documents.
+        // At last in tiles that begin inside of documents, some after their first token.
         let of_policies = in_turn::<B, _>(&POLICIES, turn).into_iter().map(|recompute| (recompute, usize::MAX / 2));
-        for (recompute, tokens) in of_policies.chain([(Recompute::Full, ids.len() / 3)]) {
+        for (recompute, tokens) in of_policies.chain([(Recompute::Full, ids.len() / 3), (Recompute::Full, 8)]) {
             model.tile_tokens = tokens;
             let pass = PassOptions { recompute, ..PassOptions::default() };
             let (loss, gradients) = loss_and_gradients(&model, &batch, pass);
