@@ -206,11 +206,13 @@ impl TrainingShape {
             Mixer::DeltaNet(delta) if self.runs_in_tiles(layer) => 4 * tiles * delta.state_size() as u64,
             _ => 0,
         };
-        let whole = |layer: usize| {
-            let tensors = model.tensors().into_iter().filter(move |tensor| tensor.layer == Some(layer));
-            4 * tensors.map(|tensor| tensor.elements() as u64).sum::<u64>()
-        };
-        let sums = if self.lora.is_none() { (0..model.layers.len()).map(whole).max().unwrap_or(0) } else { 0 };
+        let mut of_layers: BTreeMap<usize, u64> = BTreeMap::new();
+        for tensor in model.tensors().into_iter().filter(|_| self.lora.is_none()) {
+            if let Some(layer) = tensor.layer {
+                *of_layers.entry(layer).or_default() += 4 * tensor.elements() as u64;
+            }
+        }
+        let sums = of_layers.into_values().max().unwrap_or(0);
         model.layers.iter().map(state).sum::<u64>() + sums
     }
 
