@@ -17,7 +17,7 @@ use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
 use crate::mixer::{Attend, Mixed, Mixer, Published, SavedMixer};
 use crate::norm::Norm;
 use crate::shared_expert::SharedExpert;
-use crate::tile::{Tile, rows_of};
+use crate::tile::{Passing, Tile, rows_of};
 
 /// Inputs that all layers share for one micro-batch.
 #[derive(Clone, Debug)]
@@ -388,15 +388,31 @@ impl<B: Kernels> Layer<B> {
                 self.recompute_mixer(x_nd, mixed, low_rank, context, adapters)
             }
         };
+        let tile = Tile::whole(&context.documents);
+        self.backward_saved(saved, &tile, &mut None, published, dh_nd, adapters, sink)
+    }
+
+    /// Computes the gradient of the input of a tile and its lead from that of the sum after the mixer. The gradient of the state after the tile becomes
+    /// that of the state before it.
+    pub(crate) fn backward_saved(
+        &self,
+        saved: SavedMixer<B>,
+        tile: &Tile<B>,
+        d_state: &mut Passing<B>,
+        published: &mut Published<B>,
+        dh_nd: Tensor<B, 2>,
+        adapters: AdapterPass,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Tensor<B, 2> {
         let SavedMixer { input, parts, mixed, mut output } = saved;
         if output.prologue_output.is_none() {
             output.prologue = self.mixer.prologue(&parts, mixed.values_nm.clone());
         }
         let grads = self.mixer.output.backward(*output, vec![dh_nd.clone()], None, adapters, sink);
         add_gradient(self.after_mixer.as_ref(), grads.output_norm, sink);
-        let d_parts = self.mixer.backward(parts, mixed, grads.input, &context.documents, published, sink);
+        let d_parts = self.mixer.backward(parts, mixed, grads.input, tile, d_state, published, sink);
 
-        let grads = self.mixer.input.backward(*input, d_parts, Some(dh_nd), adapters, sink);
+        let grads = self.mixer.input.backward(*input, d_parts, Some(tile.padded(dh_nd)), adapters, sink);
         add_gradient(self.before_mixer.as_ref(), grads.norm, sink);
         self.mixer.add_gradients(grads.head_norms, sink);
         grads.input.plain()

@@ -11,9 +11,9 @@ use std::ops::Range;
 use burn_tensor::Tensor;
 use firebrick_kernels::{Epilogue, GradientMap, GradientSink, Keep, Kernels, tile_rows};
 
-use crate::layer::{AfterMixer, Context, Layer, Mlp, MlpHalf, add_gradient, added_to, input};
+use crate::layer::{AfterMixer, Context, Layer, Mlp, MlpHalf, added_to, input};
 use crate::linear::AdapterPass;
-use crate::mixer::{Attend, Published, SavedMixer};
+use crate::mixer::{Attend, Published};
 use crate::tile::{Passing, Tile, rows_of};
 
 impl<B: Kernels> Layer<B> {
@@ -121,13 +121,15 @@ impl<B: Kernels> Layer<B> {
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
         let (mut d_state, mut d_lead, mut parts) = (None, None, Vec::new());
+        let published = &mut Published::default();
         self.add_sums(sink, |sums| {
             for (tile, mut state) in context.tiles.iter().zip(starts).rev() {
                 let after = self.forward_tile(x_nd, tile, &mut state, Keep::Inputs, adapters);
                 let dy_nd = rows_of(dy_nd, tile.rows.clone());
                 let half = MlpHalf::Input { h_nd: after.h_nd.clone(), low_rank: None };
                 let dh_nd = self.backward_mlp(half, context, dy_nd, adapters, sums);
-                let dx_nd = self.backward_tile(*after.into_saved(), tile, &mut d_state, dh_nd, adapters, sums);
+                let dx_nd =
+                    self.backward_saved(*after.into_saved(), tile, &mut d_state, published, dh_nd, adapters, sums);
                 // Of the rows that the tile after this one read, too.
                 let own = tile.own(&dx_nd);
                 match d_lead.take() {
@@ -144,26 +146,6 @@ impl<B: Kernels> Layer<B> {
         });
         parts.reverse();
         B::join_rows(parts)
-    }
-
-    /// Computes the gradient of a tile's input and lead from that of the sum after the mixer.
-    fn backward_tile(
-        &self,
-        saved: SavedMixer<B>,
-        tile: &Tile<B>,
-        d_state: &mut Passing<B>,
-        dh_nd: Tensor<B, 2>,
-        adapters: AdapterPass,
-        sums: &mut GradientMap<B>,
-    ) -> Tensor<B, 2> {
-        let SavedMixer { input, parts, mixed, mut output } = saved;
-        output.prologue = self.mixer.prologue(&parts, mixed.values_nm.clone());
-        let grads = self.mixer.output.backward(*output, vec![dh_nd.clone()], None, adapters, sums);
-        add_gradient(self.after_mixer.as_ref(), grads.output_norm, sums);
-        let d_parts = self.mixer.backward_tile(parts, mixed, grads.input, tile, d_state, sums);
-        let grads = self.mixer.input.backward(*input, d_parts, Some(tile.padded(dh_nd)), adapters, sums);
-        add_gradient(self.before_mixer.as_ref(), grads.norm, sums);
-        grads.input.plain()
     }
 
     /// Gives the sink what `work` adds to sums: one contribution per parameter.

@@ -156,40 +156,22 @@ impl<B: Kernels> Mixer<B> {
         }
     }
 
-    /// Computes the gradients of the outputs of the first group from that of the output projection's input; gradients of parameters go to the sink.
+    /// Computes the gradients of the outputs of the first group for a tile and its lead from that of the output projection's input; gradients of parameters
+    /// go to the sink. The gradient of the state after the tile becomes that of the state before it. Attention needs all tokens in one tile.
     pub(crate) fn backward(
-        &self,
-        parts: Vec<Tensor<B, 2>>,
-        mixed: Mixed<B>,
-        d_input: InputGradient<B>,
-        documents: &Documents<B>,
-        published: &mut Published<B>,
-        sink: &mut dyn GradientSink<B>,
-    ) -> Vec<Tensor<B, 2>> {
-        match &self.kind {
-            MixerKind::Attention(attention) => attention.backward(parts, mixed, d_input, documents, published, sink),
-            MixerKind::ShortConv(conv) => conv.backward(parts, d_input.plain(), &Tile::whole(documents), sink),
-            MixerKind::DeltaNet(delta) => {
-                delta.backward(parts, mixed, d_input, &Tile::whole(documents), &mut None, sink)
-            }
-        }
-    }
-
-    /// Does the same for a tile and its lead. The gradient of the state after the tile becomes that of the state before it.
-    ///
-    /// # Panics
-    /// If the mixer is attention.
-    pub(crate) fn backward_tile(
         &self,
         parts: Vec<Tensor<B, 2>>,
         mixed: Mixed<B>,
         d_input: InputGradient<B>,
         tile: &Tile<B>,
         d_state: &mut Passing<B>,
+        published: &mut Published<B>,
         sink: &mut dyn GradientSink<B>,
     ) -> Vec<Tensor<B, 2>> {
         match &self.kind {
-            MixerKind::Attention(_) => unreachable!("attention needs all tokens"),
+            MixerKind::Attention(attention) => {
+                attention.backward(parts, mixed, d_input, &tile.documents, published, sink)
+            }
             MixerKind::ShortConv(conv) => conv.backward(parts, d_input.plain(), tile, sink),
             MixerKind::DeltaNet(delta) => delta.backward(parts, mixed, d_input, tile, d_state, sink),
         }
