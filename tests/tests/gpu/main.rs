@@ -113,12 +113,13 @@ fn model_of(family: &str) -> String {
 
 /// The CPU computes in f32 here. Rounding to bf16 moves single losses of these models (7.2 to 8.1) by up to 0.022, those of
 /// tiny-gemma3 most; of tiny-gpt-oss by twice as much, as it does in transformers (0.010 root mean square before training,
-/// 0.002 to 0.006 in others), because routers choose by logits that are close. In float16, a step that overflows is skipped.
+/// 0.002 to 0.006 in others), because routers choose by logits that are close. tiny-qwen3-5 is as sensitive: in ten steps of
+/// transformers bf16 moves its losses by 0.010 on average, those of tiny-llama by 0.001. In float16, a step that overflows is skipped.
 fn qlora_in_bf16(families: Vec<&'static str>) {
     if !families.is_empty() && half() == DType::BF16 {
         for family in families {
             print_attention(family, DType::BF16);
-            let tolerance = if family == "tiny-gpt-oss" { 8e-2 } else { 4e-2 };
+            let tolerance = if ["tiny-gpt-oss", "tiny-qwen3-5"].contains(&family) { 8e-2 } else { 4e-2 };
             assert_agrees(&[&model_of(family), "compute=bfloat16", "train.optimizer=paged_adamw_8bit"], tolerance);
         }
     }
@@ -180,7 +181,9 @@ fn full_fine_tuning(families: Vec<&'static str>) {
     for family in families {
         let tolerance = match family {
             "tiny-gemma" => 3e-1,
-            "tiny-gpt-oss" => 1.2e-1,
+            "tiny-gpt-oss" | "tiny-qwen3-next" => 1.2e-1,
+            // Its loss falls from 6.3 to 3.5 in these steps.
+            "tiny-qwen3-5" => 2e-1,
             _ => 6e-2,
         };
         let in_bf16 = (half() == DType::BF16).then_some(("bfloat16", tolerance));
@@ -475,9 +478,9 @@ fn operations(model: &Decoder<Cuda>, batch: &Batch) -> BTreeMap<&'static str, us
     counts
 }
 
-/// Returns whether the forward and the backward of attention ran in every layer, by cuDNN or by the flash kernels.
+/// Returns whether the forward and the backward of attention ran in every layer that has it, by cuDNN or by the flash kernels.
 fn attention_is_fused(model: &Decoder<Cuda>, operations: &BTreeMap<&'static str, usize>) -> bool {
-    let layers = model.config.spec.layers.len();
+    let layers = model.config.spec.attentions().count();
     let count = |name: &str| operations.get(name).copied().unwrap_or(0);
     // With full recomputation the forward runs twice.
     count("attention") + count("flash_forward") >= 2 * layers
@@ -545,10 +548,12 @@ fn every_head_width(families: Vec<&'static str>) {
             );
             let model = random_model::<Cuda>(family, head_dim, DType::F32, TRAINED);
             let ours = loss_and_gradients(&model, &batch, PassOptions::default());
-            assert!((ours.0 / expected.0 - 1.0).abs() < 2e-5, "{context}: loss {} {}", ours.0, expected.0);
+            // A delta rule without kernels runs in products of Burn, which are TF32.
+            let [of_loss, of_gradients] = if family == "tiny-olmo-hybrid" { [3e-4, 1e-2] } else { [2e-5, 2e-4] };
+            assert!((ours.0 / expected.0 - 1.0).abs() < of_loss, "{context}: loss {} {}", ours.0, expected.0);
             for (name, expected) in &expected.1 {
                 let difference = relative_difference(&ours.1[name], expected);
-                assert!(difference < 2e-4, "{context}, {name}: {difference:e}");
+                assert!(difference < of_gradients, "{context}, {name}: {difference:e}");
             }
         }
     }

@@ -174,6 +174,30 @@ impl<'a, B: Kernels> Check<'a, B> {
     /// Records `‖got − expected‖ / ‖expected‖`. Inputs are of order one, so expected values with a root mean square below 1e-3 are residues of
     /// cancellation (the attention gradients of a document of one token are exactly zero): then the difference is divided by 1e-3.
     pub(crate) fn compare<const D: usize>(&mut self, what: &str, got: Tensor<B, D>, expected: Tensor<Flex, D>) {
+        let smallest = 1e-3 * (expected.shape().num_elements() as f64).sqrt();
+        self.compare_from(what, got, expected, smallest);
+    }
+
+    /// Compares sums with their terms, which are rounded and may cancel: the difference is divided by the norm of the terms where that is larger.
+    pub(crate) fn compare_sums_of<const D: usize, const E: usize>(
+        &mut self,
+        what: &str,
+        got: Tensor<B, D>,
+        expected: Tensor<Flex, D>,
+        terms: Tensor<Flex, E>,
+    ) {
+        let smallest = f64::from(terms.square().sum().sqrt().into_scalar());
+        self.compare_from(what, got, expected, smallest);
+    }
+
+    /// Records the error, with `smallest` in place of smaller norms of what is expected.
+    fn compare_from<const D: usize>(
+        &mut self,
+        what: &str,
+        got: Tensor<B, D>,
+        expected: Tensor<Flex, D>,
+        smallest: f64,
+    ) {
         let same_shape = got.dims() == expected.dims();
         if same_shape && got.shape().num_elements() == 0 {
             // CubeCL on CUDA cannot read a tensor without elements.
@@ -181,7 +205,6 @@ impl<'a, B: Kernels> Check<'a, B> {
         }
         let host = |data: TensorData| data.convert_dtype(DType::F32).to_vec::<f32>().expect("just converted to f32");
         let (got, expected) = (host(got.into_data()), host(expected.into_data()));
-        let smallest = 1e-3 * (expected.len() as f64).sqrt();
         let relative_error = if same_shape { relative_difference(&got, &expected, smallest) } else { f64::INFINITY };
         self.findings.push(Finding { what: what.to_owned(), relative_error });
     }
