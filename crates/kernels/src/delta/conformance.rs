@@ -65,8 +65,8 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
         check.compare_sums("gated_delta_backward: b", found.b, expected.b);
         let found = d_parameters.expect("parameters that train have gradients");
         let of_parameters = of_parameters.expect("and in the reference");
-        // Both are sums over the tokens, of about the gradients of `a`.
-        let terms = expected.a;
+        // Both are sums over the tokens, of the gradients of `a` and of up to 2.4 times as much.
+        let terms = expected.a.mul_scalar(2.0);
         check.compare_sums_of("gated_delta_backward: a_log", found.a_log, of_parameters.a_log, terms.clone());
         check.compare_sums_of("gated_delta_backward: dt_bias", found.dt_bias, of_parameters.dt_bias, terms);
     }
