@@ -94,7 +94,7 @@ fn model<B: Kernels>() -> Result<Decoder<B>, Box<dyn Error>> {
         sequence_tokens: TOKENS,
     };
     let (config, weights) = (read_config(Path::new(&folder))?, HfFolder::open(Path::new(&folder))?);
-    Ok(Decoder::load(&weights, config, &options, &B::Device::default(), &mut |_| ())?)
+    Ok(Decoder::load(&weights, config, &options, &B::device_of(0), &mut |_| ())?)
 }
 
 /// Micro-batches of two packed sequences, without end.

@@ -41,7 +41,7 @@ pub(crate) struct Request<'a> {
 /// Runs a backend and adds its peaks and rows.
 pub(crate) fn run_backend<B: Kernels>(request: &Request<'_>, results: &mut MatrixResults) {
     let Request { kind, options, profile, print, .. } = *request;
-    let (started, device) = (Instant::now(), B::Device::default());
+    let (started, device) = (Instant::now(), B::device_of(0));
     let setting = Setting::<B> {
         kind,
         scale: scale(kind, profile),

@@ -152,7 +152,7 @@ fn compare(got: Result<StepReference, RunError>, reference: Option<StepReference
 
 fn first_step<B: Kernels>(kind: BackendKind) -> Result<StepReference, RunError> {
     let (model, size) = SMALL;
-    let mut trainer = trainer::<B>(kind, &model, size, &B::Device::default())?;
+    let mut trainer = trainer::<B>(kind, &model, size, &B::device_of(0))?;
     let numbers = trainer.step(&[batches(&model, size).next_batch()])?.read();
     Ok(StepReference { loss: numbers.loss, grad_norm: numbers.grad_norm })
 }

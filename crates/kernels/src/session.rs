@@ -4,8 +4,8 @@ use burn_tensor::{DType, backend::Backend};
 use firebrick_arch::AttentionSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::attention::Documents;
-use crate::memory::Readback;
+use crate::attention::documents::Documents;
+use crate::memory::host::Readback;
 
 /// A run on a device.
 pub trait Session: Backend {

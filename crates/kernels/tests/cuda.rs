@@ -18,10 +18,10 @@ use burn_tensor::{DType, Distribution, Int, Tensor};
 use cubecl::Runtime;
 use cubecl::cuda::CudaRuntime;
 use firebrick_arch::{Activation, AttentionSpec};
-use firebrick_kernels::backends::Flex;
 use firebrick_kernels::backends::cuda::{
-    Cuda, CudnnLimits, DeviceFailure, limit_cudnn, limit_shared_memory, refuse_cudnn, scratch_bytes,
+    Cuda, CudnnLimits, limit_cudnn, limit_shared_memory, refuse_cudnn, scratch_bytes,
 };
+use firebrick_kernels::backends::{DeviceFailure, Flex};
 use firebrick_kernels::conformance::{Case, Finding, every_attention, every_operation, tolerance};
 use firebrick_kernels::{
     AttentionOps, BackendKind, CrossEntropyOptions, Documents, EmbeddingOps, Epilogue, GemmFormat, Group, Hint, Keep,

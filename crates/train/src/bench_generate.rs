@@ -111,7 +111,7 @@ fn measure<B: Kernels>(
     backend: BackendKind,
     compute: FloatType,
 ) -> Result<GenerationReport, RunError> {
-    let device = B::Device::default();
+    let device = B::device_of(0);
     let base = options.base.map_or(Format::Float(compute), Format::Quantized);
     let (load_s, loaded) = timed(|| {
         let model = decoder::<B>(options, base, compute, &device)?;

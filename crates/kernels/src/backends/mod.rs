@@ -8,8 +8,10 @@ pub mod cuda;
 #[cfg(feature = "flex")]
 mod flex;
 mod kind;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+mod on_cubecl;
 mod planning;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod self_test;
 #[cfg(feature = "wgpu")]
 mod wgpu;
@@ -17,10 +19,12 @@ mod wgpu;
 #[cfg(feature = "candle")]
 pub use candle::Candle;
 #[cfg(feature = "cuda")]
-pub use cuda::{Cuda, DeviceFailure};
+pub use cuda::Cuda;
 #[cfg(feature = "flex")]
 pub use flex::Flex;
 pub use kind::{BackendKind, SelfTest, UnknownBackend};
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+pub use on_cubecl::DeviceFailure;
 pub use planning::{PLANNED_SHARED_BYTES, converted_weights_bytes, estimate, fp8_refusal};
 #[cfg(feature = "wgpu")]
 pub use wgpu::Wgpu;

@@ -13,7 +13,7 @@ use firebrick_precision::difference::is_within;
 pub use self::check::{Case, Finding, tolerance};
 
 use self::check::{Check, Extent};
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 use crate::Hint;
 use crate::Kernels;
 
@@ -50,7 +50,7 @@ fn run<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Findi
 }
 
 /// Starts to prepare the attention that [`usual_operations`] or [`attention`] will need for a case.
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 pub(crate) fn begin_attention<B: Kernels>(case: &Case, device: &B::Device) {
     let check = Check::<B>::new(case, device, Extent::First);
     let (spec, documents) = (case.attention(), check.documents().0);

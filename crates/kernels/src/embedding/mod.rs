@@ -4,14 +4,16 @@
 pub(crate) mod conformance;
 pub mod reference;
 
-use burn_tensor::{DType, Int, Tensor, backend::Backend};
+use burn_tensor::{DType, Int, Tensor};
+
+use crate::session::Session;
 
 /// Token embeddings.
-pub trait EmbeddingOps: Backend {
+pub trait EmbeddingOps: Session {
     /// Looks up the rows `ids` of the table `[v, d]`, times `scale`, as `[n, d]` in the given dtype; multiplies in f32
     /// and rounds once. A scale of 1 changes no bit.
     fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>, scale: f32, dtype: DType) -> Tensor<Self, 2> {
-        reference::forward(table_vd, ids_n, scale, dtype)
+        Self::pause(&table_vd.device(), || reference::forward(table_vd, ids_n, scale, dtype))
     }
 
     /// Computes the gradient of the table, or of some of its rows, `[rows, d]` f32: the rows of `dy` times `scale`,
@@ -23,6 +25,6 @@ pub trait EmbeddingOps: Backend {
         rows: usize,
         may_be_none: bool,
     ) -> Tensor<Self, 2> {
-        reference::backward(rows_n, dy_nd, scale, rows, may_be_none)
+        Self::pause(&dy_nd.device(), || reference::backward(rows_n, dy_nd, scale, rows, may_be_none))
     }
 }

@@ -418,10 +418,10 @@ pub trait LinearOps: NormOps + Session + WeightOps {
         epilogue: Epilogue<Self>,
         keep: Keep,
     ) -> (Vec<Tensor<Self, 2>>, Option<Box<ProjectSaved<Self>>>) {
-        match group.rows {
+        Self::pause(&prologue.first_input().device(), || match group.rows {
             None => reference::project(prologue, group, epilogue, keep),
             Some(_) => stacked::project(prologue, group, epilogue, keep),
-        }
+        })
     }
 
     /// Backward of [`LinearOps::project`] from the gradients of its outputs. `d_residual` is added to the gradient of `x`: it is the
@@ -432,10 +432,10 @@ pub trait LinearOps: NormOps + Session + WeightOps {
         d_outputs: Vec<Tensor<Self, 2>>,
         d_residual_ni: Option<Tensor<Self, 2>>,
     ) -> ProjectGradients<Self> {
-        match group.rows {
+        Self::pause(&saved.prologue.first_input().device(), || match group.rows {
             None => reference::project_backward(saved, group, d_outputs, d_residual_ni),
             Some(_) => stacked::project_backward(saved, group, d_outputs, d_residual_ni),
-        }
+        })
     }
 
     /// Backward of a gated MLP from the gradient of its output: [`LinearOps::project_backward`] of `down`, whose
@@ -454,24 +454,26 @@ pub trait LinearOps: NormOps + Session + WeightOps {
     /// Multiplies a group's input or the gradients of its outputs with its weights and adapters, all modules at once. The reference bodies of
     /// [`LinearOps::project`] and its backward compose this operation and the next two, so a backend may override these alone.
     fn product(product: Product<'_, Self>) -> Vec<Tensor<Self, 2>> {
-        product::product(product)
+        let first = product.factors.first().or(product.low_rank.as_ref()).expect("a product has operands");
+        Self::pause(&first.device(), || product::product(product))
     }
 
     /// Computes the low-rank operand of [`LinearOps::product`], `[n, ranks]` with the columns of all adapters: `x Aᵀ` of the input, or `s dy B` of
     /// one gradient per module. `None` if the group has no adapter.
     fn low_rank(factors: &[Tensor<Self, 2>], group: &Group<Self>, side: Side) -> Option<Tensor<Self, 2>> {
-        product::low_rank(factors, group, side)
+        let device = factors.first()?.device();
+        Self::pause(&device, || product::low_rank(factors, group, side))
     }
 
     /// Computes the gradients of a group's parameters but for magnitudes, f32.
     fn parameter_gradients(operands: GradientOperands<Self>, group: Group<Self>) -> Vec<ModuleGradients<Self>> {
-        product::parameter_gradients(operands, group)
+        Self::pause(&operands.x.device(), || product::parameter_gradients(operands, group))
     }
 
     /// Computes the squared norm of each row of a weight, `[o]` f32. A backend may first round the weight to `dtype`, the compute dtype.
     fn row_squares(weight: &Weight<Self>, dtype: DType) -> Tensor<Self, 1> {
         let _ = dtype;
-        magnitude::row_squares(weight)
+        Self::pause(&weight.device(), || magnitude::row_squares(weight))
     }
 
     /// Computes the norm of each row of `W + s B A`, `[o]` f32; DoRA's forward and backward treat them as constants. `row_squares_o` is the result of
@@ -483,17 +485,17 @@ pub trait LinearOps: NormOps + Session + WeightOps {
         dtype: DType,
     ) -> Tensor<Self, 1> {
         let _ = (row_squares_o, dtype);
-        magnitude::adapted_norms(weight, adapter)
+        Self::pause(&adapter.b.device(), || magnitude::adapted_norms(weight, adapter))
     }
 
     /// Returns `x` with dropped values set to zero and the others scaled, rounded once. The same function is its backward.
     fn dropped(x: Tensor<Self, 2>, mask: &Mask<Self>) -> Tensor<Self, 2> {
-        reference::dropped(x, mask)
+        Self::pause(&x.device(), || reference::dropped(x, mask))
     }
 
     /// Computes `activation(gate) * up`, `[n, f]`.
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
-        reference::gated(gate_nf, up_nf, activation)
+        Self::pause(&gate_nf.device(), || reference::gated(gate_nf, up_nf, activation))
     }
 
     /// Backward of [`LinearOps::gated`]: gradients of gate and up.
@@ -503,12 +505,12 @@ pub trait LinearOps: NormOps + Session + WeightOps {
         activation: Activation,
         dy_nf: Tensor<Self, 2>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        reference::gated_backward(gate_nf, up_nf, activation, dy_nf)
+        Self::pause(&dy_nf.device(), || reference::gated_backward(gate_nf, up_nf, activation, dy_nf))
     }
 
     /// Applies rotary position embedding (Su et al., RoFormer, 2021) to `[n, heads * head_dim]`, in the rotate-half form of most Hugging Face
     /// checkpoints or of neighboring columns, to as many columns of each head as the tables have angles for. Its backward is the inverse rotation.
     fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize, backward: bool) -> Tensor<Self, 2> {
-        reference::rotary(x, tables, head_dim, backward)
+        Self::pause(&x.device(), || reference::rotary(x, tables, head_dim, backward))
     }
 }

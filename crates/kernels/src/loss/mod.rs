@@ -93,7 +93,9 @@ pub trait LossOps: WeightOps {
         gradient_scale: Option<f64>,
         soft_cap: Option<f64>,
     ) -> (Tensor<Self, 1>, Option<Tensor<Self, 2>>) {
-        reference::cross_entropy(logits_cv, targets_c, weights_c, gradient_scale, soft_cap)
+        Self::pause(&logits_cv.device(), || {
+            reference::cross_entropy(logits_cv, targets_c, weights_c, gradient_scale, soft_cap)
+        })
     }
 
     /// Computes head and cross entropy of hidden states `[n, d]` at the positions that count.
@@ -103,7 +105,7 @@ pub trait LossOps: WeightOps {
         targets: &LossTargets<Self>,
         options: CrossEntropyOptions<Self>,
     ) -> CrossEntropy<Self> {
-        reference::linear_cross_entropy(hidden_nd, head, targets, options)
+        Self::pause(&hidden_nd.device(), || reference::linear_cross_entropy(hidden_nd, head, targets, options))
     }
 
     /// Sums per-target values `[m]` f32 over each document, `[2p]`: over the targets of its answer, or over all.
@@ -111,7 +113,7 @@ pub trait LossOps: WeightOps {
     /// # Panics
     /// If there are no pairs.
     fn document_sums(values_m: Tensor<Self, 1>, targets: &PairTargets<Self>, of_answers: bool) -> Tensor<Self, 1> {
-        pairs::reference::document_sums(values_m, targets, of_answers)
+        Self::pause(&values_m.device(), || pairs::reference::document_sums(values_m, targets, of_answers))
     }
 
     /// Computes the summed loss of the pairs, and target weights under which the cross entropy has the gradient of that loss.
@@ -124,12 +126,12 @@ pub trait LossOps: WeightOps {
         loss: PairLoss,
         weights: PairWeights<Self>,
     ) -> PairResult<Self> {
-        pairs::reference::pair_loss(log_probs, targets, loss, weights)
+        Self::pause(&log_probs.answers.device(), || pairs::reference::pair_loss(log_probs, targets, loss, weights))
     }
 
     /// Returns the first index of the largest value in each row of logits `[n, v]`, as `[n]`; -1 for a row that
     /// contains NaN or plus infinity, or only minus infinities.
     fn most_probable(logits_nv: Tensor<Self, 2>) -> Tensor<Self, 1, Int> {
-        reference::most_probable(logits_nv)
+        Self::pause(&logits_nv.device(), || reference::most_probable(logits_nv))
     }
 }

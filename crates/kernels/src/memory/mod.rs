@@ -6,21 +6,22 @@
 pub(crate) mod conformance;
 pub mod estimate;
 pub mod evaluation;
-mod host;
+pub(crate) mod host;
 pub mod prefetch;
 pub mod training_shape;
 pub mod work;
 
-use burn_tensor::{DType, Int, Tensor, TensorData, backend::Backend};
+use burn_tensor::{DType, Int, Tensor, TensorData};
 
 use crate::payload::Payload;
+use crate::session::Session;
 pub use host::{HostBuffer, Offloaded, Readback};
 
 #[cfg(feature = "cuda")]
 pub(crate) use host::{Elsewhere, Memory};
 
 /// Memory of tensors on the device and the host.
-pub trait MemoryOps: Backend {
+pub trait MemoryOps: Session {
     /// Returns the device of the rank with this local number.
     fn device_of(local_rank: usize) -> Self::Device {
         let _ = local_rank;
@@ -81,7 +82,10 @@ pub trait MemoryOps: Backend {
     /// If there are none.
     fn join_rows(mut parts: Vec<Tensor<Self, 2>>) -> Tensor<Self, 2> {
         assert!(!parts.is_empty(), "some expert has rows");
-        if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
+        if parts.len() == 1 {
+            return parts.remove(0);
+        }
+        Self::pause(&parts[0].device(), || Tensor::cat(parts, 0))
     }
 
     /// Returns f32 zeros of this shape.
@@ -91,7 +95,7 @@ pub trait MemoryOps: Backend {
 
     /// Returns i32 values; waits until the device has computed them.
     fn read_integers(x: Tensor<Self, 1, Int>) -> Vec<i32> {
-        x.into_data().iter::<i32>().collect()
+        Self::pause(&x.device(), || x.into_data().iter::<i32>().collect())
     }
 
     /// Starts to copy values `[1]` f32 to the host. The host waits only when it reads them, and not for work queued

@@ -51,7 +51,7 @@ pub trait MoeOps: LinearOps + MemoryOps {
         router: RouterSpec,
         correction_e: Option<Tensor<Self, 1>>,
     ) -> Routing<Self> {
-        reference::route(logits_ne, top_k, router, correction_e)
+        Self::pause(&logits_ne.device(), || reference::route(logits_ne, top_k, router, correction_e))
     }
 
     /// Backward of [`MoeOps::route`] through the weights: the gradient of the logits `[n, e]`, in the dtype of `like_nd`.
@@ -60,12 +60,12 @@ pub trait MoeOps: LinearOps + MemoryOps {
         d_weights_nk: Tensor<Self, 2>,
         like_nd: &Tensor<Self, 2>,
     ) -> Tensor<Self, 2> {
-        reference::route_backward(routing, d_weights_nk, like_nd)
+        Self::pause(&like_nd.device(), || reference::route_backward(routing, d_weights_nk, like_nd))
     }
 
     /// Gathers the rows `[n, d]` of all choices in the order of experts, `[s, d]`.
     fn dispatch(x_nd: Tensor<Self, 2>, routing: &Routing<Self>) -> Tensor<Self, 2> {
-        reference::dispatch(x_nd, routing)
+        Self::pause(&x_nd.device(), || reference::dispatch(x_nd, routing))
     }
 
     /// Sums each token's rows, `[n, d]`, in f32, and rounds once. With a residual, the sum is weighted and added to it;
@@ -75,7 +75,7 @@ pub trait MoeOps: LinearOps + MemoryOps {
         routing: &Routing<Self>,
         residual_nd: Option<Tensor<Self, 2>>,
     ) -> Tensor<Self, 2> {
-        reference::combine(y_sd, routing, residual_nd)
+        Self::pause(&y_sd.device(), || reference::combine(y_sd, routing, residual_nd))
     }
 
     /// Backward of [`MoeOps::combine`] with a residual: the gradients of the rows `[s, d]` and of the weights `[n, k]`
@@ -85,6 +85,6 @@ pub trait MoeOps: LinearOps + MemoryOps {
         routing: &Routing<Self>,
         dy_nd: Tensor<Self, 2>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        reference::combine_backward(y_sd, routing, dy_nd)
+        Self::pause(&y_sd.device(), || reference::combine_backward(y_sd, routing, dy_nd))
     }
 }

@@ -8,6 +8,8 @@ pub mod reference;
 
 use burn_tensor::{Tensor, backend::Backend};
 
+use crate::session::Session;
+
 /// The weight of an RMSNorm, as an operation takes it.
 #[derive(Clone, Debug)]
 pub struct NormWeight<B: Backend> {
@@ -22,7 +24,7 @@ pub struct NormWeight<B: Backend> {
 }
 
 /// RMSNorm over the rows of a matrix (Zhang and Sennrich, Root mean square layer normalization, 2019).
-pub trait NormOps: Backend {
+pub trait NormOps: Session {
     /// Computes `x / sqrt(mean(x²) + epsilon) * (offset + weight)` `[n, d]` in f32, adds the residual `[n, d]` if given
     /// (its gradient is that of the result), and returns the dtype of `x`.
     fn rms_norm(
@@ -30,7 +32,7 @@ pub trait NormOps: Backend {
         norm: &NormWeight<Self>,
         residual_nd: Option<Tensor<Self, 2>>,
     ) -> Tensor<Self, 2> {
-        reference::plus(reference::forward(x_nd, norm), residual_nd)
+        Self::pause(&x_nd.device(), || reference::plus(reference::forward(x_nd, norm), residual_nd))
     }
 
     /// Backward of [`NormOps::rms_norm`] at input `x`: the gradient of `x` plus `d_residual` (the gradient that
@@ -41,6 +43,6 @@ pub trait NormOps: Backend {
         dy_nd: Tensor<Self, 2>,
         d_residual_nd: Option<Tensor<Self, 2>>,
     ) -> (Tensor<Self, 2>, Option<Tensor<Self, 1>>) {
-        reference::backward(x_nd, norm, dy_nd, d_residual_nd)
+        Self::pause(&x_nd.device(), || reference::backward(x_nd, norm, dy_nd, d_residual_nd))
     }
 }

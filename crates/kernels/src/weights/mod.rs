@@ -68,6 +68,14 @@ pub enum BlockScales<B: Backend> {
 }
 
 impl<B: Backend> Weight<B> {
+    /// Returns the device that holds it.
+    pub fn device(&self) -> B::Device {
+        match self {
+            Self::Dense(weight) => weight.device(),
+            Self::Quantized(weight) => weight.codes.device(),
+        }
+    }
+
     /// Returns `[out, in]`.
     pub fn shape(&self) -> [usize; 2] {
         match self {
@@ -294,12 +302,12 @@ pub trait WeightOps: MemoryOps {
 
     /// Quantizes a matrix `[out, in]` of finite values that the format supports ([`QuantFormat::check_columns`]), to the same bytes as on the host.
     fn quantize_weight(values_oi: Tensor<Self, 2>, format: QuantFormat) -> QuantizedWeight<Self> {
-        reference::quantize(values_oi, format)
+        Self::pause(&values_oi.device(), || reference::quantize(values_oi, format))
     }
 
     /// Dequantizes a weight to `[out, in]` f32.
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {
-        reference::dequantize(weight)
+        Self::pause(&weight.codes.device(), || reference::dequantize(weight))
     }
 }
 

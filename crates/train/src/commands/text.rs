@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Context;
 use clap::Args;
 use firebrick_hwprofile::HardwareProfile;
-use firebrick_kernels::{BackendKind, BaseStorage};
+use firebrick_kernels::{BackendKind, BaseStorage, MemoryOps};
 use firebrick_model::read_config;
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_trainer::config::{BackendChoice, EvalConfig, compute};
@@ -144,13 +144,13 @@ pub(crate) fn write_text(arguments: Generate) -> anyhow::Result<()> {
         let mut prompt = Some(format!("{prompt}\n"));
         let mut print = |text: &str| print_part(&format!("{}{text}", prompt.take().unwrap_or_default()));
         with_backend!(backend, B => device_work(|| {
-            generate_streaming::<B>(&request, &Default::default(), &mut |_, text| print(text))
+            generate_streaming::<B>(&request, &B::device_of(0), &mut |_, text| print(text))
         }))?;
         print("");
         print_part("\n\n");
         return Ok(());
     }
-    let texts = with_backend!(backend, B => device_work(|| generate::<B>(&request, &Default::default())))?;
+    let texts = with_backend!(backend, B => device_work(|| generate::<B>(&request, &B::device_of(0))))?;
     let answers = request.prompts.iter().zip(&texts);
     let Some(path) = out else {
         answers.for_each(|(prompt, text)| print_part(&format!("{prompt}\n{text}\n\n")));
@@ -189,7 +189,7 @@ pub(crate) fn talk(arguments: Talk) -> anyhow::Result<()> {
     let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout());
     let mut terminal =
         ChatTerminal { input: &mut input, output: &mut output, prompts: is_terminal, stop: &stop, is_idle: &is_idle };
-    Ok(with_backend!(backend, B => device_work(|| chat::<B>(&request, &Default::default(), &mut terminal)))?)
+    Ok(with_backend!(backend, B => device_work(|| chat::<B>(&request, &B::device_of(0), &mut terminal)))?)
 }
 
 /// Reads a tolerance: a number that something can be within.
@@ -205,7 +205,7 @@ pub(crate) fn compare(arguments: Verify) -> anyhow::Result<()> {
         golden: arguments.golden,
         tolerance: arguments.tol,
     };
-    let found = with_backend!(backend, B => device_work(|| verify::<B>(&options, &Default::default())))?;
+    let found = with_backend!(backend, B => device_work(|| verify::<B>(&options, &B::device_of(0))))?;
     let console = Console::VERBOSE;
     console.print(&format!("largest difference  {:e}", found.largest as f32));
     console.print(&format!("mean difference     {:e}", found.mean as f32));

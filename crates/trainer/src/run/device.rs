@@ -71,7 +71,7 @@ pub fn wait<B: Kernels>(device: &B::Device) -> Result<(), RunError> {
 /// # Errors
 /// The device's failure.
 pub fn catch_failure<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
     {
         use std::sync::Once;
 
@@ -85,7 +85,7 @@ pub fn catch_failure<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
             message: failure.message,
         })
     }
-    #[cfg(not(feature = "cuda"))]
+    #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
     {
         Ok(work())
     }

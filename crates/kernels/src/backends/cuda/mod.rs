@@ -14,6 +14,7 @@ mod delta;
 mod device;
 mod embedding;
 mod engine;
+mod fp8_self_test;
 mod linear;
 mod loss;
 mod memory;
@@ -26,7 +27,7 @@ mod tables;
 
 pub use attention::library::CudnnLimits;
 pub use device::{launches_in_graphs, limit_cudnn, limit_shared_memory, refuse_cudnn, scratch_bytes, use_graphs};
-pub use engine::{Cuda, DeviceFailure, device_count, every_program, probe, watch_burn_operations};
+pub use engine::{Cuda, device_count, every_program, probe, watch_burn_operations};
 pub use linear::modules::{planned_routes, take_routes};
 pub use linear::operands::fp8::codes::RowScaling;
 pub use linear::operands::fp8::rows::{block_scales, scale_rows};

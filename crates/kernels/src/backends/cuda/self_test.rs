@@ -5,9 +5,11 @@ use cubecl::cuda::CudaDevice;
 
 use super::attention::library::CudnnLimits;
 use super::device::{Device, limit_cudnn};
-use super::engine::{Cuda, DeviceFailure};
+use super::engine::Cuda;
+use super::fp8_self_test::fp8_groups;
 use crate::GemmFormat;
 use crate::backends::kind::SelfTest;
+use crate::backends::on_cubecl::DeviceFailure;
 use crate::backends::self_test;
 use crate::conformance::verdict;
 
@@ -30,7 +32,7 @@ pub(in crate::backends) fn self_test(device: &CudaDevice, test: SelfTest) -> Res
     verdict(dtype, findings?)?;
     match gemms {
         GemmFormat::Compute => Ok(()),
-        GemmFormat::Fp8 => caught(|| self_test::fp8_groups::<Cuda>(test, device))?,
+        GemmFormat::Fp8 => caught(|| fp8_groups::<Cuda>(test, device))?,
     }
 }
 

@@ -29,8 +29,8 @@ use firebrick_cuda::Context;
 use rustc_hash::FxHashMap;
 
 use super::failure::failed_allocation;
-use super::handle_number::{handle_number, is_only_handle};
 use super::matrix::Primitive;
+use crate::backends::on_cubecl::{handle_number, is_only_handle};
 
 /// Number of entries after which all are dropped, because those of freed tensors accumulate.
 const MAX_ENTRIES: usize = 1 << 16;

@@ -5,7 +5,7 @@
 //! - All device work of the engine is on one stream, in the order of the calls; launches may wait on the host until something else is
 //!   submitted (`Repeats` of firebrick-cuda). Memory that is freed after a call is reused only by later work on the same stream, so dropping
 //!   a tensor whose kernels are still queued is safe inside a section.
-//! - CubeCL's pool has one stream for all threads and buffers of exactly the requested size ([`configure`]). The driver, too, may reuse freed
+//! - CubeCL's pool has one stream for all threads and buffers of exactly the requested size (`configure` in `on_cubecl/`). The driver, too, may reuse freed
 //!   memory only in stream order.
 //! - Other threads may request Burn operations at any time. So a section holds all memory that it uses until CubeCL's stream is ordered
 //!   after it (`address.rs`), orders its stream after CubeCL's wherever it gets memory from there (`tensor.rs`), and reuses only memory
@@ -23,11 +23,9 @@ mod every_program;
 mod experts;
 mod failure;
 mod gemm;
-mod handle_number;
 mod launch;
 mod matrix;
 mod program;
-mod recycled;
 mod scratch;
 mod section;
 mod tensor;
@@ -40,10 +38,8 @@ pub(super) use constants::{
 };
 pub use every_program::every_program;
 pub(super) use experts::{OfExperts, WIDE_STAGES, expert_stages};
-pub use failure::DeviceFailure;
 pub(super) use failure::{check, check_launch};
 pub(super) use gemm::{Gemm, GemmScales};
-pub(super) use handle_number::Owner;
 pub(super) use launch::{BlockArguments, Launch, arguments, grid, grid_of, rows_and_columns, threads_for};
 pub use matrix::Cuda;
 pub(super) use matrix::{DeviceBlock, MatrixView, Primitive, float, int_tensor, payload, primitive, tensor, view};
@@ -61,20 +57,18 @@ use std::thread::ScopedJoinHandle;
 
 use burn_tensor::DType;
 use cubecl::client::ComputeClient;
-use cubecl::config::memory::PersistentMemory;
-use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::Runtime;
 use cubecl::server::Handle;
 use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Libraries, Repeats, Stream, StreamHandoff};
 
 use address::Addresses;
-use handle_number::handle_number;
 use program::Programs;
-use recycled::{Recycled, uses};
 use scratch::Scratch;
 use trace::Trace;
 use watch::BurnWatch;
+
+use crate::backends::on_cubecl::{Owner, Recycled, configure, handle_number, prepare, uses};
 
 /// The state of one thread on one device.
 pub(super) struct Engine {
@@ -109,18 +103,6 @@ pub(super) struct Engine {
 
 /// Bits of a CubeCL handle number: more than a process ever allocates.
 const NUMBER_BITS: u32 = 40;
-
-/// Configures CubeCL for training, before anything else uses it: one stream for all threads, and buffers of exactly the requested
-/// size, kept for the next tensor of that size. CubeCL's default pools round up to pages of a quarter of the card.
-pub(super) fn configure() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        let mut config = CubeClRuntimeConfig::default();
-        config.streaming.max_streams = 1;
-        config.memory.persistent_memory = PersistentMemory::Enforced;
-        CubeClRuntimeConfig::set(config);
-    });
-}
 
 /// Loads the driver, counts its devices, and finds and opens the libraries. Without this, CubeCL would panic if one is missing.
 ///
@@ -158,7 +140,7 @@ impl Engine {
         device: &CudaDevice,
         beside: impl FnOnce(&Context) -> T + Send,
     ) -> Result<(Self, T), CudaError> {
-        handle_number::prepare();
+        prepare();
         let driver = Driver::load()?;
         let info = driver.device(device.index)?;
         let client = CudaRuntime::client(device);
@@ -233,7 +215,7 @@ impl Engine {
     /// Returns whether no other tensor has this tensor's memory, so that an operation that takes the tensor may write there.
     pub(super) fn is_unshared(&self, primitive: &Primitive) -> bool {
         let section = self.is_in_section().then(|| self.section_number());
-        self.recycled.is_unshared(primitive).unwrap_or_else(|| self.addresses.is_unshared(primitive, section))
+        self.recycled.is_unshared(&primitive.handle).unwrap_or_else(|| self.addresses.is_unshared(primitive, section))
     }
 
     /// Identifies the tensor that has a tensor's memory now; `None` if it could not be distinguished from a later one.

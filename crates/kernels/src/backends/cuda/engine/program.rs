@@ -15,7 +15,8 @@ use rustc_hash::FxHashMap;
 
 use super::constants::{self, cached_queries};
 use super::experts::WIDE_STAGES;
-use super::failure::{DeviceFailure, check};
+use super::failure::check;
+use crate::backends::on_cubecl::DeviceFailure;
 use crate::backends::planning::flash::FlashTiles;
 use crate::backends::planning::passes::GATED_TILE;
 

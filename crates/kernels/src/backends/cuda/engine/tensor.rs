@@ -11,8 +11,8 @@ use cubecl::server::Handle;
 use super::Engine;
 use super::failure::{check, check_launch};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor, view};
-use super::recycled::Taken;
 use super::scratch::ScratchSlot;
+use crate::backends::on_cubecl::Taken;
 use crate::backends::planning::rows::row_stride;
 
 impl Engine {

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use cubecl::server::Handle;
 use cubecl::stream_id::StreamId;
 
-use super::handle_number::handle_number;
+use crate::backends::on_cubecl::handle_number;
 
 /// Whether this process uses Burn on one thread only.
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);

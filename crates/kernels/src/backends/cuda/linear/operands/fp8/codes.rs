@@ -20,7 +20,8 @@ use std::collections::HashMap;
 
 use firebrick_cuda::{Context, DeviceBuffer};
 
-use crate::backends::cuda::engine::{DeviceBlock, Owner, check};
+use crate::backends::cuda::engine::{DeviceBlock, check};
+use crate::backends::on_cubecl::Owner;
 use crate::backends::planning::rows::{fp8_lead, fp8_stride};
 
 /// Rows of E4M3 codes with one f32 scale each.

@@ -15,11 +15,10 @@ use cubecl::server::Handle;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::handle_number::{handle_number, is_only_handle, users};
-use super::matrix::Primitive;
 
 /// Free and used memory by size, for reuse in sections.
 #[derive(Default)]
-pub(crate) struct Recycled {
+pub(in crate::backends) struct Recycled {
     by_bytes: RefCell<FxHashMap<usize, Vec<Kept>>>,
     /// Place of each number: the bytes of its handle, and its index among those of that size.
     places: RefCell<FxHashMap<usize, (usize, usize)>>,
@@ -41,7 +40,7 @@ impl Kept {
 }
 
 /// Available memory of a requested size.
-pub(crate) enum Taken {
+pub(in crate::backends) enum Taken {
     /// This memory, for a new tensor.
     Memory(Handle),
     /// There is some, but other threads may have used it in the meantime.
@@ -53,13 +52,14 @@ pub(crate) enum Taken {
 static USES: Mutex<FxHashMap<usize, u64>> = Mutex::new(FxHashMap::with_hasher(FxBuildHasher));
 
 /// Returns how many tensors had the memory of this number before the current one.
-pub(super) fn uses(number: usize) -> u64 {
+#[cfg(feature = "cuda")]
+pub(in crate::backends) fn uses(number: usize) -> u64 {
     USES.lock().unwrap_or_else(PoisonError::into_inner).get(&number).copied().unwrap_or_default()
 }
 
 impl Recycled {
     /// Returns memory of this size that no tensor has any more.
-    pub(crate) fn take(&self, bytes: usize) -> Taken {
+    pub(in crate::backends) fn take(&self, bytes: usize) -> Taken {
         let by_bytes = self.by_bytes.borrow();
         let Some(of_size) = by_bytes.get(&bytes) else { return Taken::Nothing };
         let found = of_size.iter().find(|kept| kept.since == self.now.get() && kept.is_free());
@@ -72,20 +72,20 @@ impl Recycled {
     }
 
     /// Notes that a section begins or continues. The caller then waits for CubeCL's queue and orders the stream after it.
-    pub(crate) fn begin(&self) {
+    pub(in crate::backends) fn begin(&self) {
         self.now.set(self.now.get() + 1);
         self.renew();
     }
 
     /// Allows all memory that is free now to be given out. The caller then waits for CubeCL's queue and orders the stream after it.
-    pub(super) fn renew(&self) {
+    pub(in crate::backends) fn renew(&self) {
         let mut by_bytes = self.by_bytes.borrow_mut();
         let free = by_bytes.values_mut().flatten().filter(|kept| kept.is_free());
         free.for_each(|kept| kept.since = self.now.get());
     }
 
     /// Adds the memory of a tensor that a section has just allocated. Returns whether it was added.
-    pub(crate) fn keep(&self, bytes: usize, handle: &Handle) -> bool {
+    pub(in crate::backends) fn keep(&self, bytes: usize, handle: &Handle) -> bool {
         let (Some(number), Some(_)) = (handle_number(handle), users(handle)) else { return false };
         let kept = Kept { handle: Some(handle.clone()), since: self.now.get() };
         // There are at least two handles: if CubeCL calls that unshared, it cannot report later that the tensor is gone.
@@ -100,24 +100,31 @@ impl Recycled {
     }
 
     /// Returns whether no other tensor has this tensor's memory, so that an operation may write there; `None` if it is not from this pool.
-    pub(crate) fn is_unshared(&self, tensor: &Primitive) -> Option<bool> {
-        let number = handle_number(&tensor.handle)?;
+    pub(in crate::backends) fn is_unshared(&self, tensor: &Handle) -> Option<bool> {
+        let number = handle_number(tensor)?;
         let (bytes, index) = self.places.borrow().get(&number).copied()?;
         let mut by_bytes = self.by_bytes.borrow_mut();
         let kept = by_bytes.get_mut(&bytes).and_then(|of_size| of_size.get_mut(index));
         let kept = kept.expect("a place is one of these");
         // Ignore this pool's own handle.
         kept.handle = None;
-        let is_unshared = is_only_handle(&tensor.handle);
+        let is_unshared = is_only_handle(tensor);
         // A view has offsets, but the handle in the pool must not.
-        let mut whole = tensor.handle.clone();
+        let mut whole = tensor.clone();
         (whole.offset_start, whole.offset_end) = (None, None);
         kept.handle = Some(whole);
         Some(is_unshared)
     }
 
+    /// Returns whether the memory is from this pool.
+    #[cfg(feature = "wgpu")]
+    pub(in crate::backends) fn has(&self, handle: &Handle) -> bool {
+        handle_number(handle).is_some_and(|number| self.places.borrow().contains_key(&number))
+    }
+
     /// Returns whether some tensor has the memory of this number.
-    pub(super) fn is_in_use(&self, number: usize) -> bool {
+    #[cfg(feature = "cuda")]
+    pub(in crate::backends) fn is_in_use(&self, number: usize) -> bool {
         let place = self.places.borrow().get(&number).copied();
         place.is_some_and(|(bytes, index)| {
             self.by_bytes
@@ -128,7 +135,8 @@ impl Recycled {
     }
 
     /// Returns unused memory to CubeCL, after a wait for the device.
-    pub(crate) fn release_free(&self) {
+    #[cfg(feature = "cuda")]
+    pub(in crate::backends) fn release_free(&self) {
         let mut by_bytes = self.by_bytes.borrow_mut();
         let mut places = self.places.borrow_mut();
         places.clear();
@@ -143,7 +151,7 @@ impl Recycled {
     }
 
     /// Returns unused memory to CubeCL, and drops the rest. No section may be open, or the device must have been waited for.
-    pub(crate) fn release(&self) {
+    pub(in crate::backends) fn release(&self) {
         self.by_bytes.borrow_mut().clear();
         self.places.borrow_mut().clear();
     }

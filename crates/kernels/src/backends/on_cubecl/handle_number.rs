@@ -10,6 +10,9 @@
 //! well: bindings of operations in CubeCL's queue count as users but not as handles.
 //! Trade-off: the comparison depends on how CubeCL 0.10 prints a handle.
 
+#![allow(unsafe_code, reason = "a handle's number is read from its memory")]
+#![deny(clippy::undocumented_unsafe_blocks)]
+
 use std::fmt::{self, Write};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,13 +32,14 @@ const COMPARED: usize = 8;
 static WORD: LazyLock<Option<usize>> = LazyLock::new(find_word);
 
 /// Finds where numbers are stored, once. This uses up some numbers, so it must not run in a section, where `watch` counts them.
-pub(super) fn prepare() {
+pub(in crate::backends) fn prepare() {
     LazyLock::force(&WORD);
 }
 
 /// Identifies the tensor that has some memory, in a section.
+#[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Owner {
+pub(in crate::backends) struct Owner {
     pub section: u64,
     pub number: usize,
     /// Number of tensors that had it before.
@@ -43,7 +47,7 @@ pub(crate) struct Owner {
 }
 
 /// Returns the number of a handle; `None` if CubeCL no longer shows it in the expected place.
-pub(super) fn handle_number(handle: &Handle) -> Option<usize> {
+pub(in crate::backends) fn handle_number(handle: &Handle) -> Option<usize> {
     match *WORD {
         // SAFETY: `find_word` saw a number after the counts that this word points to, and all values of a type have one layout.
         Some(word) => Some(unsafe { words(handle)[word].add(COUNTS).read() }),
@@ -63,7 +67,7 @@ pub(super) fn users(handle: &Handle) -> Option<usize> {
 }
 
 /// Returns whether only this handle and the pool use its memory: no other handle, and no operation in CubeCL's queue.
-pub(super) fn is_only_handle(handle: &Handle) -> bool {
+pub(in crate::backends) fn is_only_handle(handle: &Handle) -> bool {
     handle.can_mut() && users(handle).is_none_or(|users| users <= 2)
 }
 
