@@ -19,17 +19,15 @@ const MAX_PARAMETER_BYTES: u64 = 256 << 20;
 const BUCKET_BYTES: u64 = 64 << 20;
 /// Buckets on their way to the device while one is updated.
 pub(crate) const BUCKETS_AHEAD: usize = 2;
-/// Bytes of one stored code where state is paged.
-const CODE_BYTES: u64 = 1;
 
 /// Returns the bytes of a parameter's state that are in host memory when it is paged.
 pub(crate) fn paged_bytes(layout: &[StateSpec]) -> u64 {
-    layout.iter().filter(|spec| spec.is_paged()).map(|spec| spec.bytes(CODE_BYTES)).sum()
+    layout.iter().filter(|spec| spec.is_paged()).map(StateSpec::bytes).sum()
 }
 
 /// Selects the parameters whose state is paged so that `resident_bytes` of all state stay on the device: from the last name backwards.
 pub(crate) fn choose<'a>(layouts: &BTreeMap<&'a str, Vec<StateSpec>>, resident_bytes: u64) -> Vec<&'a str> {
-    let mut resident: u64 = layouts.values().flatten().map(|spec| spec.bytes(CODE_BYTES)).sum();
+    let mut resident: u64 = layouts.values().flatten().map(StateSpec::bytes).sum();
     let mut paged = Vec::new();
     for (name, layout) in layouts.iter().rev() {
         let bytes = paged_bytes(layout);
@@ -115,7 +113,7 @@ mod tests {
     #[test]
     fn state_is_paged_from_the_last_name_on() {
         let layouts = layouts(&[("a", 1 << 20), ("b", 1 << 20), ("c", 1000), ("d", 1 << 20)]);
-        let total: u64 = layouts.values().flatten().map(|spec| spec.bytes(1)).sum();
+        let total: u64 = layouts.values().flatten().map(StateSpec::bytes).sum();
         assert_eq!(choose(&layouts, total), [""; 0]);
         assert_eq!(choose(&layouts, total - 1), ["d"]);
         assert_eq!(choose(&layouts, total - (1 << 20)), ["d"]);

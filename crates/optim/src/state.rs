@@ -61,7 +61,7 @@ pub(crate) struct StateSpec {
 #[derive(Clone, Debug)]
 pub(crate) enum StateTensor<B: Kernels> {
     F32(Tensor<B, 1>),
-    /// In [`WeightOps::CODE_DTYPE`](firebrick_kernels::WeightOps::CODE_DTYPE).
+    /// In the form of [`OptimizerOps::packed_codes`](firebrick_kernels::OptimizerOps::packed_codes).
     Codes(Tensor<B, 1, Int>),
 }
 
@@ -84,11 +84,11 @@ fn describe_u8(elements: usize) -> String {
 }
 
 impl StateSpec {
-    /// Returns its size on a device that stores an 8-bit code in `code_bytes` bytes.
-    pub(crate) fn bytes(&self, code_bytes: u64) -> u64 {
+    /// Returns its size on a device.
+    pub(crate) fn bytes(&self) -> u64 {
         let element_bytes = match self.init {
             StateInit::F32(_) => size_of::<f32>() as u64,
-            StateInit::Code(_) => code_bytes,
+            StateInit::Code(_) => 1,
         };
         self.elements as u64 * element_bytes
     }
@@ -191,7 +191,7 @@ impl<B: Kernels> ParameterState<B> {
         let host = |(spec, stored): (&StateSpec, &StoredTensor<B>)| match (stored, spec.init) {
             (StoredTensor::Resident(tensor), _) => tensor.download(),
             (StoredTensor::Paged(paged), StateInit::F32(_)) => host_f32(paged.to_data()),
-            (StoredTensor::Paged(paged), StateInit::Code(_)) => host_codes(paged.to_data()),
+            (StoredTensor::Paged(paged), StateInit::Code(_)) => host_codes::<B>(paged.to_data()),
         };
         self.layout.iter().zip(self.layout.iter().zip(&self.tensors).map(host))
     }
@@ -206,8 +206,8 @@ fn host_f32(values: TensorData) -> HostTensor {
     HostTensor::F32(values.into_vec().expect("rules keep f32 state in f32"))
 }
 
-fn host_codes(codes: TensorData) -> HostTensor {
-    HostTensor::U8(codes.convert::<u8>().into_vec().expect("codes were just converted to bytes"))
+fn host_codes<B: Kernels>(codes: TensorData) -> HostTensor {
+    HostTensor::U8(B::unpacked_codes(codes))
 }
 
 impl<B: Kernels> StateTensor<B> {
@@ -218,8 +218,9 @@ impl<B: Kernels> StateTensor<B> {
                 Self::F32(Tensor::from_data(TensorData::new(values, shape), (device, DType::F32)))
             }
             HostTensor::U8(codes) => {
-                let (shape, dtype) = ([codes.len()], DType::from(B::CODE_DTYPE));
-                Self::Codes(Tensor::from_data(TensorData::new(codes, shape).convert_dtype(dtype), (device, dtype)))
+                let codes = B::packed_codes(codes);
+                let dtype = codes.dtype;
+                Self::Codes(Tensor::from_data(codes, (device, dtype)))
             }
         }
     }
@@ -228,7 +229,7 @@ impl<B: Kernels> StateTensor<B> {
         match self {
             Self::F32(values) => host_f32(values.to_data()),
             // Not every backend can read bytes back, but all can read i32.
-            Self::Codes(codes) => host_codes(codes.clone().cast(IntDType::I32).into_data()),
+            Self::Codes(codes) => host_codes::<B>(codes.clone().cast(IntDType::I32).into_data()),
         }
     }
 

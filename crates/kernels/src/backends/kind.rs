@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use burn_tensor::DType;
+use firebrick_precision::FloatType;
 use serde::{Deserialize, Serialize};
 
 use crate::linear::GemmFormat;
@@ -61,17 +62,18 @@ impl BackendKind {
         matches!(self, Self::Flex | Self::Candle)
     }
 
-    /// Returns the bytes of an 8-bit code of optimizer state. WebGPU has no bytes in storage buffers, so each code takes a word there.
-    pub const fn code_bytes(self) -> u64 {
-        match self {
-            Self::Wgpu => 4,
-            Self::Flex | Self::Candle | Self::Cuda => 1,
-        }
+    /// Returns whether attention stores the scores of a whole document at a time; the other backends store those of one block of queries.
+    pub(super) fn materializes_scores(self, compute: FloatType) -> bool {
+        self == Self::Candle || self == Self::Wgpu && !self.has_kernels(compute)
     }
 
-    /// Returns whether attention stores the scores of a whole document at a time; the other backends store those of one block of queries.
-    pub(super) fn materializes_scores(self) -> bool {
-        matches!(self, Self::Candle | Self::Wgpu)
+    /// Returns whether there are kernels for activations of a format; reference bodies compute with the others.
+    pub(super) fn has_kernels(self, compute: FloatType) -> bool {
+        match self {
+            Self::Flex | Self::Candle => false,
+            Self::Wgpu => compute == FloatType::F32,
+            Self::Cuda => true,
+        }
     }
 }
 

@@ -102,6 +102,8 @@ impl BackendKind {
         match self {
             #[cfg(feature = "cuda")]
             Self::Cuda => Some(cuda::self_test(&Cuda::device_of(local_rank), test)),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => Some(wgpu::self_test(test)),
             _ => None,
         }
     }

@@ -11,7 +11,6 @@ use super::{AdamW, AdamWState, EightBitMoments, Moments, RangeGradient, referenc
 use crate::Kernels;
 use crate::conformance::check::Check;
 use crate::memory::slices;
-use crate::weights::reference::codes;
 
 /// Sizes of more than one block of 8-bit moments, and of partial blocks.
 const SIZES: [usize; 3] = [5, 700, 4096 + 33];
@@ -155,7 +154,11 @@ pub(super) fn zero_state<B: Backend>(parameter: Tensor<B, 1>) -> AdamWState<B> {
 
 pub(crate) fn zero_8bit_state<B: Kernels>(parameter: Tensor<B, 1>) -> AdamWState<B> {
     let (blocks, device) = (parameter.dims()[0].div_ceil(BLOCK_SIZE), parameter.device());
-    let zero_codes = |map: &DynamicMap| codes::<B>(vec![map.nearest(0.0); blocks * BLOCK_SIZE], &device);
+    let zero_codes = |map: &DynamicMap| {
+        let codes = B::packed_codes(vec![map.nearest(0.0); blocks * BLOCK_SIZE]);
+        let dtype = codes.dtype;
+        Tensor::from_data(codes, (&device, dtype))
+    };
     let moments = EightBitMoments {
         first_codes: zero_codes(DynamicMap::signed()),
         first_absmax: Tensor::zeros([blocks], &device),

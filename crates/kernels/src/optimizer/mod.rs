@@ -7,7 +7,7 @@
 pub(crate) mod conformance;
 pub mod reference;
 
-use burn_tensor::{Int, Tensor, backend::Backend};
+use burn_tensor::{Int, Tensor, TensorData, backend::Backend};
 
 use crate::weights::WeightOps;
 
@@ -62,11 +62,11 @@ pub enum Moments<B: Backend> {
 /// Both moments of a parameter in 8 bits per value, in blocks of 256 (Dettmers et al., 8-bit optimizers, 2022).
 #[derive(Clone, Debug)]
 pub struct EightBitMoments<B: Backend> {
-    /// First moment, codes of the signed dynamic map, `[blocks * 256]`.
+    /// First moment, codes of the signed dynamic map, `[blocks * 256]`, in the form of [`OptimizerOps::packed_codes`].
     pub first_codes: Tensor<B, 1, Int>,
     /// Scale of each block of the first moment, `[blocks]` f32.
     pub first_absmax: Tensor<B, 1>,
-    /// Second moment, codes of the unsigned dynamic map, `[blocks * 256]`.
+    /// Second moment, codes of the unsigned dynamic map, in the same form.
     pub second_codes: Tensor<B, 1, Int>,
     /// Scale of each block of the second moment, `[blocks]` f32.
     pub second_absmax: Tensor<B, 1>,
@@ -85,9 +85,20 @@ pub struct RangeGradient<B: Backend> {
 
 /// The operations of optimizers.
 pub trait OptimizerOps: WeightOps {
+    /// Returns the values of a tensor of moments from their codes, whole blocks of them.
+    fn packed_codes(codes: Vec<u8>) -> TensorData {
+        let count = codes.len();
+        TensorData::new(codes, [count]).convert_dtype(Self::CODE_DTYPE.into())
+    }
+
+    /// Returns the codes in a tensor of moments.
+    fn unpacked_codes(values: TensorData) -> Vec<u8> {
+        values.convert::<u8>().into_vec().expect("codes were just converted to bytes")
+    }
+
     /// Adds a gradient to the sum of earlier ones, both f32 `[elements]`; in place where the backend can.
     fn accumulate(sum: Tensor<Self, 1>, gradient: Tensor<Self, 1>) -> Tensor<Self, 1> {
-        sum.add(gradient)
+        Self::pause(&sum.device(), || sum.add(gradient))
     }
 
     /// Adds gradients to disjoint ranges of one flat f32 sum `[length]`, in place where the backend can: hundreds of small gradients
@@ -97,18 +108,20 @@ pub trait OptimizerOps: WeightOps {
         length: usize,
         gradients: Vec<RangeGradient<Self>>,
     ) -> Tensor<Self, 1> {
-        reference::accumulate_ranges(sum, length, gradients)
+        let device = gradients.first().expect("some gradients").gradient.device();
+        Self::pause(&device, || reference::accumulate_ranges(sum, length, gradients))
     }
 
     /// Computes the sum of the squares of all elements of all tensors, `[1]` f32: the square of the global norm.
     fn squared_norm(tensors: &[Tensor<Self, 1>]) -> Tensor<Self, 1> {
-        reference::squared_norm(tensors)
+        let device = tensors.first().expect("a norm of some tensors").device();
+        Self::pause(&device, || reference::squared_norm(tensors))
     }
 
     /// Returns the norm from its square, and the coefficient that clips the gradients to `max_norm`, both `[1]` f32. The coefficient
     /// is that of torch's `clip_grad_norm_`, `min(1, max_norm / (norm + 1e-6))`, or 0 if the norm is not finite.
     fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
-        reference::clip(squared_norm, max_norm)
+        Self::pause(&squared_norm.device(), || reference::clip(squared_norm, max_norm))
     }
 
     /// Takes one AdamW step for each parameter. Gradients are first multiplied by `gradient_scale` `[1]` (clipping, loss scaling), which stays on the
@@ -119,6 +132,6 @@ pub trait OptimizerOps: WeightOps {
         gradient_scale: Tensor<Self, 1>,
         hyper: &AdamW,
     ) -> Vec<AdamWState<Self>> {
-        reference::adamw_foreach(states, gradients, gradient_scale, hyper)
+        Self::pause(&gradient_scale.device(), || reference::adamw_foreach(states, gradients, gradient_scale, hyper))
     }
 }

@@ -9,7 +9,7 @@
 #[expect(dead_code, reason = "some generators serve other formats")]
 mod common;
 
-use burn_tensor::{DType, Int, IntDType, Tensor, TensorData};
+use burn_tensor::{Int, IntDType, Tensor};
 use common::{bell, relative_difference, scaled};
 use firebrick_kernels::{AdamW, AdamWState, EightBitMoments, Kernels, Moments};
 use firebrick_precision::{
@@ -34,12 +34,13 @@ fn upload_f32<B: Kernels>(values: &[f32]) -> Tensor<B, 1> {
 fn upload_codes<B: Kernels>(codes: &[u8], map: &DynamicMap) -> Tensor<B, 1, Int> {
     let mut codes = codes.to_vec();
     codes.resize(codes.len().next_multiple_of(BLOCK_SIZE), map.nearest(0.0));
-    let (shape, dtype) = ([codes.len()], DType::from(B::CODE_DTYPE));
-    Tensor::from_data(TensorData::new(codes, shape).convert_dtype(dtype), (&Default::default(), dtype))
+    let codes = B::packed_codes(codes);
+    let dtype = codes.dtype;
+    Tensor::from_data(codes, (&Default::default(), dtype))
 }
 
 fn download<B: Kernels>(codes: Tensor<B, 1, Int>, absmax: Tensor<B, 1>, elements: usize) -> BlockwiseQuantized {
-    let mut codes: Vec<u8> = codes.cast(IntDType::I32).into_data().convert::<u8>().to_vec().unwrap();
+    let mut codes = B::unpacked_codes(codes.cast(IntDType::I32).into_data());
     codes.truncate(elements);
     BlockwiseQuantized { codes, absmax: absmax.into_data().to_vec().unwrap() }
 }

@@ -245,7 +245,7 @@ fn paging_changes_no_bit() {
         TensorSpec { name: name.to_string(), shape, role, layer: None }
     };
     let tensors: Vec<_> = large_parameters().into_iter().map(tensor).collect();
-    let all = config.state_bytes(&tensors, 1);
+    let all = config.state_bytes(&tensors);
     let run = |resident_bytes: u64| {
         let (mut optimizer, mut parameters) = (Optimizer::new(config).with_paging(resident_bytes), large_parameters());
         take_steps(&mut optimizer, &mut parameters, 0..3);

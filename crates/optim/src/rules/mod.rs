@@ -49,11 +49,11 @@ pub struct PagedBytes {
 }
 
 impl OptimizerConfig {
-    /// Returns the device bytes of these parameters' state. `code_bytes`: bytes per stored 8-bit code on the backend (4 without a byte type, else 1).
-    pub fn state_bytes(&self, tensors: &[TensorSpec], code_bytes: u64) -> u64 {
+    /// Returns the device bytes of these parameters' state.
+    pub fn state_bytes(&self, tensors: &[TensorSpec]) -> u64 {
         let layout = layout(self);
         let states = tensors.iter().flat_map(|tensor| layout.state(tensor.role, &tensor.shape));
-        states.map(|state| state.bytes(code_bytes)).sum()
+        states.map(|state| state.bytes()).sum()
     }
 
     /// Returns the cost of paging these parameters' state if `resident_bytes` of it stay on the device, as [`Optimizer::with_paging`] does.
@@ -122,11 +122,10 @@ pub(crate) mod tests {
     #[test]
     fn state_bytes_count_moments_scales_and_whole_blocks() {
         let tensors = [tensor(Role::Projection, &[100, 50]), tensor(Role::Norm, &[64])];
-        assert_eq!(config(OptimizerKind::AdamW).state_bytes(&tensors, 1), (5000 + 64) * 8);
+        assert_eq!(config(OptimizerKind::AdamW).state_bytes(&tensors), (5000 + 64) * 8);
         // 5,000 elements are 20 blocks of 256.
         for kind in [OptimizerKind::AdamW8bit, OptimizerKind::PagedAdamW8bit] {
-            assert_eq!(config(kind).state_bytes(&tensors, 1), 2 * (20 * 256 + 20 * 4) + 64 * 8);
-            assert_eq!(config(kind).state_bytes(&tensors, 4), 2 * (20 * 256 * 4 + 20 * 4) + 64 * 8);
+            assert_eq!(config(kind).state_bytes(&tensors), 2 * (20 * 256 + 20 * 4) + 64 * 8);
         }
     }
 }

@@ -45,7 +45,7 @@ section! {
         /// runs: tokens x hidden size x 2 bytes for each layer, and under "projections" as much for the sum after attention, and tokens x
         /// width of the queries x 2 bytes for attention's output. Default true on CUDA; the other backends leave it where it is.
         offload: Option<bool> = None;
-        /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state, which takes no less memory on wgpu) or "paged_adamw_8bit" (the same,
+        /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state) or "paged_adamw_8bit" (the same,
         /// but on CUDA state beyond `optimizer_device_gib` waits in host memory). Default "adamw".
         optimizer: OptimizerKind = OptimizerKind::AdamW;
         /// With "paged_adamw_8bit" on CUDA: GiB of optimizer state that stay on the device; the rest waits in pinned host memory and

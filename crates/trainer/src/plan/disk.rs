@@ -40,7 +40,7 @@ pub(super) fn decide(
 ) -> [Chosen<u64>; 2] {
     let weights = TRAINED_BYTES * trained.iter().map(|tensor| tensor.elements() as u64).sum::<u64>();
     // A code takes a byte in the file, whatever the backend uses.
-    let state = shapes::optimizer(config).state_bytes(trained, 1);
+    let state = shapes::optimizer(config).state_bytes(trained);
     let checkpoint = weights + state;
     let why = format!("{} of trained weights, {} of optimizer state", human_bytes(weights), human_bytes(state));
     let count = match &config.best {

@@ -87,7 +87,7 @@ impl<'a> Basis<'a> {
             shared_bytes: case.shared_bytes(),
             has_wgmma: case.has_wgmma(),
             kept_bytes: [0; 2],
-            optimizer_bytes: optimizer(config).state_bytes(&self.stated, case.backend.code_bytes()),
+            optimizer_bytes: optimizer(config).state_bytes(&self.stated),
             paged_bytes: 0,
             paging_bytes: 0,
             micro_batch_size,

@@ -56,12 +56,13 @@ fn scored(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, row
     let logits = match backend {
         // On CUDA, logits are part of the loss's scratch memory.
         BackendKind::Cuda => 0,
-        BackendKind::Flex | BackendKind::Candle => chunk * 4 * cpu::logit_copies(model),
-        BackendKind::Wgpu => chunk * 4 * logit_copies(model),
+        BackendKind::Flex | BackendKind::Candle | BackendKind::Wgpu => {
+            chunk * 4 * logit_copies(backend, model, training.compute)
+        }
     };
     let mut lines = forward(backend, model, &pass);
     lines.extend([
-        scores(backend, model, training.longest_document),
+        scores(backend, model, training, training.longest_document),
         line("predictions", logits * model.vocab_size as u64, format!("from the logits of up to {chunk} tokens")),
     ]);
     lines
@@ -77,7 +78,7 @@ fn answered(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, a
     let cached: usize = caches.map(|cache| tokens * cache.per_token + prompts * cache.per_sequence).sum();
     let mut lines = forward(backend, model, &pass);
     lines.extend([
-        scores(backend, model, longest),
+        scores(backend, model, training, longest),
         line("keys and values", cached as u64 * value, format!("of {prompts} prompts and answers, {tokens} tokens")),
         line(
             "predictions",
@@ -92,9 +93,9 @@ fn answered(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, a
 fn forward(backend: BackendKind, model: &ModelSpec, pass: &TrainingShape) -> Vec<MemoryLine> {
     let (values, mut lines) = match backend {
         BackendKind::Flex | BackendKind::Candle => {
-            (widest_layer(model), vec![reference::converted_line(model, pass), cpu::process_line()])
+            (widest_layer(model), vec![reference::converted_line(backend, model, pass), cpu::process_line()])
         }
-        BackendKind::Wgpu => (widest_layer(model), vec![reference::converted_line(model, pass)]),
+        BackendKind::Wgpu => (widest_layer(model), vec![reference::converted_line(backend, model, pass)]),
         // A recomputed layer uses the same buffers.
         BackendKind::Cuda => {
             let recomputed = TrainingShape { recompute: Recompute::Full, ..pass.clone() };
@@ -113,8 +114,8 @@ fn widest_layer(model: &ModelSpec) -> u64 {
     (0..model.layers.len()).map(of_layer).max().unwrap_or(0)
 }
 
-fn scores(backend: BackendKind, model: &ModelSpec, tokens: usize) -> MemoryLine {
-    let (bytes, copies) = (score_bytes(backend, model, tokens), score_copies(model));
+fn scores(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, tokens: usize) -> MemoryLine {
+    let (bytes, copies) = (score_bytes(backend, model, training.compute, tokens), score_copies(model));
     line("attention scores", bytes, format!("{copies} f32 copies of the scores of {tokens} tokens"))
 }
 

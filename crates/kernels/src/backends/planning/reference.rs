@@ -5,7 +5,7 @@
 
 use firebrick_arch::{ModelSpec, ModuleSpec, Moment, Recompute, Role, Value};
 use firebrick_hwprofile::memory::MemoryLine;
-use firebrick_precision::Format;
+use firebrick_precision::{FloatType, Format};
 
 use super::cpu;
 use crate::backends::BackendKind;
@@ -13,8 +13,19 @@ use crate::memory::estimate::{line, sum};
 use crate::memory::training_shape::{TrainingShape, scaled_widths, widest_dropped};
 
 /// Counts the f32 copies of logits: logits, exponentials and gradient are alive together; under a soft cap also its slope and the uncapped logits.
-pub(super) fn logit_copies(model: &ModelSpec) -> u64 {
-    if model.logit_soft_cap.is_some() { 5 } else { 3 }
+/// In kernels of wgpu the gradient replaces the logits.
+pub(super) fn logit_copies(backend: BackendKind, model: &ModelSpec, compute: FloatType) -> u64 {
+    match (backend.is_cpu(), model.logit_soft_cap.is_some()) {
+        (true, _) => cpu::logit_copies(model),
+        (false, _) if backend.has_kernels(compute) => 1,
+        (false, has_cap) => {
+            if has_cap {
+                5
+            } else {
+                3
+            }
+        }
+    }
 }
 
 /// Counts the f32 copies of attention scores: scores, probabilities and gradient are alive together; under a soft cap also its slope.
@@ -23,8 +34,8 @@ pub(super) fn score_copies(model: &ModelSpec) -> u64 {
 }
 
 /// Returns the bytes of all copies of the scores over a document of `tokens` tokens; 0 if the backend computes them block by block.
-pub(super) fn score_bytes(backend: BackendKind, model: &ModelSpec, tokens: usize) -> u64 {
-    if !backend.materializes_scores() {
+pub(super) fn score_bytes(backend: BackendKind, model: &ModelSpec, compute: FloatType, tokens: usize) -> u64 {
+    if !backend.materializes_scores(compute) {
         return 0;
     }
     let heads = model.attentions().map(|attention| attention.heads as u64).max().unwrap_or(0);
@@ -35,8 +46,7 @@ pub(super) fn score_bytes(backend: BackendKind, model: &ModelSpec, tokens: usize
 /// allocator still holds the freed memory of the other one, so both count.
 pub(super) fn lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
     let layer = layer_lines(backend, model, training);
-    let copies = if backend.is_cpu() { cpu::logit_copies(model) } else { logit_copies(model) };
-    let loss = loss_lines(model, training, copies);
+    let loss = loss_lines(model, training, logit_copies(backend, model, training.compute));
     if backend.is_cpu() {
         let process = cpu::lines(model, training, layer[0].bytes + layer[1].bytes);
         return [layer, loss, process].concat();
@@ -59,24 +69,25 @@ fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape
     vec![
         line("recomputed layer", tokens * recomputed, "one layer's activations, while its backward runs"),
         line("activation gradients", tokens * gradients, "those of the MLP and of both residual sums of one layer"),
-        converted_line(model, training),
+        converted_line(backend, model, training),
         line("dropped inputs", tokens * dropped, "a mask in f32 and what it leaves of the widest input of adapters"),
         line(
             "outputs before magnitudes",
             tokens * scaled * 16,
             "what DoRA scales, its gradient, and their product in f32",
         ),
-        line("attention scores", score_bytes(backend, model, document), scores),
+        line("attention scores", score_bytes(backend, model, training.compute, document), scores),
     ]
 }
 
-/// Returns the line for weights of linear modules in the format of their GEMMs.
-pub(super) fn converted_line(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
+/// Returns the line for weights of linear modules in the format of their GEMMs. Kernels of wgpu read codes and 16-bit weights themselves.
+pub(super) fn converted_line(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
     let (storage, compute) = (training.storage(), Format::Float(training.compute));
+    let reads_all = backend.has_kernels(training.compute) && !model.is_mixture();
     let is_converted =
         |module: &ModuleSpec| storage.storage_of(model, &module.weight_name(), Role::Projection) != compute;
     let values = |(module, inputs): (ModuleSpec, usize)| {
-        if is_converted(&module) { (module.out_features() * inputs) as u64 } else { 0 }
+        if is_converted(&module) && !reads_all { (module.out_features() * inputs) as u64 } else { 0 }
     };
     let bytes = 2 * model.modules().map(values).max().unwrap_or(0) * training.activation_bytes();
     line("converted weights", bytes, "two of the largest linear module in the compute format")

@@ -1,58 +1,21 @@
-//! Vulkan, Metal, DirectX and WebGPU through burn-wgpu: the reference bodies on CubeCL's kernels, and a custom
-//! `#[cube]` kernel that unpacks quantized weights, stored as eight 4-bit codes or four bytes per 32-bit word. WebGPU
-//! has no 8-bit storage, and one byte per word would cost as much as bf16.
+//! Quantized weights on wgpu: eight 4-bit codes or four bytes per 32-bit word, because WebGPU has no 8-bit storage, and nested scales decoded
+//! when a weight is uploaded. A `#[cube]` kernel unpacks whole weights; products read the codes themselves (`linear/gemm.rs`).
 //!
-//! Trade-off: each arithmetic step is a launch and a pass over memory. Nested codes of block scales take a word each,
-//! as in the reference body: they are one value in 64.
+//! Trade-off: codes of nested scales would take a word each, so decoded ones cost nothing more.
 
+use burn_cubecl::CubeRuntime;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
-use burn_cubecl::{CubeBackend, CubeRuntime};
 use burn_tensor::backend::BackendTypes;
 use burn_tensor::{DType, Int, IntDType, Shape, Tensor, TensorData, TensorPrimitive};
-use cubecl::Runtime;
-use cubecl::future::block_on;
 use cubecl::prelude::*;
-use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuRuntime};
+use cubecl::wgpu::WgpuRuntime;
 use firebrick_precision::{BlockScales as HostBlockScales, HostScales, Packing, QuantFormat, narrow_map};
 
+use super::engine::Wgpu;
+use crate::Session;
 use crate::memory::HostBuffer;
 use crate::weights::{BlockScales, QuantizedWeight, WeightOps, reference};
-
-/// f32 values, i32 indices, booleans as u32: WebGPU has no 8-bit storage.
-pub type Wgpu = CubeBackend<WgpuRuntime, f32, i32, u32>;
-
-super::by_default! {
-    Wgpu: Session, MemoryOps, NormOps, LinearOps, AttentionOps, MoeOps, ConvOps, DeltaOps, EmbeddingOps, LossOps,
-    OptimizerOps, Kernels,
-}
-
-/// Looks for a device that wgpu can compute on: requests the adapter that CubeCL will request, which panics if there is none.
-///
-/// # Errors
-/// Describes the devices that were looked for, in the library's words.
-pub(super) fn probe() -> Result<(), String> {
-    adapter().map(|_| ())
-}
-
-/// Returns the bytes that this thread's memory pools hold on the default device.
-pub(super) fn allocated_bytes() -> Option<u64> {
-    WgpuRuntime::client(&Default::default()).memory_usage().ok().map(|usage| usage.bytes_reserved)
-}
-
-/// Returns whether the adapter's shaders support float16; CubeCL enables all features of the adapter.
-pub(super) fn has_f16() -> bool {
-    adapter().is_ok_and(|adapter| adapter.features().contains(wgpu::Features::SHADER_F16))
-}
-
-fn adapter() -> Result<wgpu::Adapter, String> {
-    let backend = AutoGraphicsApi::backend();
-    let descriptor =
-        wgpu::InstanceDescriptor { backends: backend.into(), ..wgpu::InstanceDescriptor::new_without_display_handle() };
-    let options = wgpu::RequestAdapterOptions::default();
-    let adapter = block_on(wgpu::Instance::new(descriptor).request_adapter(&options));
-    adapter.map_err(|error| format!("no {backend:?} adapter ({error})"))
-}
 
 /// Units per workgroup: every adapter allows at least 256.
 const UNITS: u32 = 256;
@@ -134,23 +97,33 @@ impl WeightOps for Wgpu {
         };
         let codes = upload_words(codes.into_memory().expect("the default buffer is a Vec"), device);
         let table = Tensor::<Self, 1>::from_floats(levels, device).reshape([levels.len(), 1]);
-        QuantizedWeight { format, codes, scales, table, shape }
+        let weight = QuantizedWeight { format, codes, scales, table, shape };
+        match &weight.scales {
+            BlockScales::Nested { .. } => {
+                QuantizedWeight { scales: BlockScales::Float(block_scales(&weight)), ..weight }
+            }
+            BlockScales::Float(_) | BlockScales::Narrow { .. } => weight,
+        }
     }
 
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {
-        let [rows, columns] = weight.shape;
-        let (scales, table) = (float(block_scales(weight)), float(weight.table.clone()));
-        let codes: CubeTensor<WgpuRuntime> = Tensor::<Self, 1, Int>::into_primitive(weight.codes.clone());
-        let packing = weight.format.packing();
-        let layout = Layout {
-            bits: 8 / packing.codes_per_byte(),
-            high_first: packing == Packing::HighNibbleFirst,
-            block_size: weight.format.block_size(columns),
-        };
-        let values = unpack(codes, scales, table, layout);
-        let flat = Tensor::<Self, 1>::from_primitive(TensorPrimitive::Float(values));
-        flat.narrow(0, 0, rows * columns).reshape([rows, columns])
+        Self::pause(&weight.codes.device(), || unpacked(weight))
     }
+}
+
+fn unpacked(weight: &QuantizedWeight<Wgpu>) -> Tensor<Wgpu, 2> {
+    let [rows, columns] = weight.shape;
+    let (scales, table) = (float(block_scales(weight)), float(weight.table.clone()));
+    let codes: CubeTensor<WgpuRuntime> = Tensor::<Wgpu, 1, Int>::into_primitive(weight.codes.clone());
+    let packing = weight.format.packing();
+    let layout = Layout {
+        bits: 8 / packing.codes_per_byte(),
+        high_first: packing == Packing::HighNibbleFirst,
+        block_size: weight.format.block_size(columns),
+    };
+    let values = unpack(codes, scales, table, layout);
+    let flat = Tensor::<Wgpu, 1>::from_primitive(TensorPrimitive::Float(values));
+    flat.narrow(0, 0, rows * columns).reshape([rows, columns])
 }
 
 /// Returns the scale of each block. Codes of narrow floats are unpacked like codes of weights, in one block of scale 1.

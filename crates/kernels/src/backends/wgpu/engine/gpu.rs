@@ -1,0 +1,139 @@
+//! The device of this process: opened by CubeCL with all that the adapter offers, and used by CubeCL and by launches of our own.
+//!
+//! CubeCL opens it for [`WgpuDevice::DefaultDevice`], unless something has used that device before. So programs ask [`probe`] or
+//! [`MemoryOps::device_of`](crate::MemoryOps::device_of) first, as `train` does.
+//! Errors that no scope of ours catches are CubeCL's: on its threads they unwind, so that a read fails instead of returning old values. A lost device
+//! is known by a callback alone.
+//! Trade-off: one adapter per process, the one that the system calls the fastest.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use cubecl::client::ComputeClient;
+use cubecl::future::block_on;
+use cubecl::prelude::Runtime;
+use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, RuntimeOptions, WgpuDevice, WgpuRuntime, WgpuSetup, init_setup};
+use wgpu::{Features, Limits};
+
+use crate::backends::on_cubecl::{DeviceFailure, configure};
+
+/// The device, its queue, and what it can do.
+pub(crate) struct Gpu {
+    pub device: wgpu::Device,
+    pub queue: wgpu::Queue,
+    pub client: ComputeClient<WgpuRuntime>,
+    pub limits: Limits,
+    pub features: Features,
+    /// Why the device was lost, if it was.
+    lost: Arc<Mutex<Option<String>>>,
+    /// The last error that no scope has caught.
+    fault: Arc<Mutex<Option<String>>>,
+}
+
+static GPU: OnceLock<Result<Gpu, String>> = OnceLock::new();
+
+/// Looks for a device that wgpu can compute on, and opens it: CubeCL would panic without one.
+///
+/// # Errors
+/// Describes the devices that were looked for, in the library's words.
+pub(in crate::backends) fn probe() -> Result<(), String> {
+    GPU.get_or_init(open).as_ref().map(|_| ()).map_err(Clone::clone)
+}
+
+/// Returns whether the adapter's shaders support float16; CubeCL enables all features of the adapter.
+pub(in crate::backends) fn has_f16() -> bool {
+    GPU.get_or_init(open).as_ref().is_ok_and(|gpu| gpu.features.contains(Features::SHADER_F16))
+}
+
+impl Gpu {
+    /// Returns the device; the first call opens it.
+    pub(crate) fn get() -> &'static Self {
+        let opened = GPU.get_or_init(open).as_ref();
+        opened.unwrap_or_else(|message| {
+            let message = message.clone();
+            DeviceFailure { operation: "opening the device", out_of_memory: false, message }.raise()
+        })
+    }
+
+    /// Unwinds from `operation` if the device is lost.
+    pub(crate) fn check(&self, operation: &'static str) {
+        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(reason) = lost {
+            let message = format!("the device was lost: {reason}");
+            DeviceFailure { operation, out_of_memory: false, message }.raise()
+        }
+    }
+
+    /// Returns the last error that no scope has caught, once.
+    pub(crate) fn take_fault(&self) -> Option<String> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Runs work of wgpu, and unwinds from `operation` with what was wrong with it.
+    pub(crate) fn scoped<R>(&self, operation: &'static str, work: impl FnOnce() -> R) -> R {
+        let filters = [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation];
+        let scopes = filters.map(|filter| self.device.push_error_scope(filter));
+        let result = work();
+        // The innermost scope is the last.
+        let errors: Vec<_> = scopes.into_iter().rev().filter_map(|scope| block_on(scope.pop())).collect();
+        if let Some(error) = errors.into_iter().next() {
+            let out_of_memory = matches!(error, wgpu::Error::OutOfMemory { .. });
+            DeviceFailure { operation, out_of_memory, message: error.to_string() }.raise();
+        }
+        result
+    }
+}
+
+fn open() -> Result<Gpu, String> {
+    find_adapter()?;
+    let setup = catch_unwind(|| {
+        configure();
+        init_setup::<AutoGraphicsApi>(&WgpuDevice::DefaultDevice, RuntimeOptions::default())
+    });
+    let WgpuSetup { adapter, device, queue, .. } = setup.map_err(|panic| {
+        let text =
+            panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+        format!("CubeCL could not open the device, or has opened it before: {}", text.unwrap_or_default())
+    })?;
+    let missing = [Features::IMMEDIATES].into_iter().find(|feature| !device.features().contains(*feature));
+    if let Some(feature) = missing {
+        return Err(format!("the driver of {} lacks {feature:?}", adapter.get_info().name));
+    }
+    let [lost, fault] = [(); 2].map(|()| Arc::new(Mutex::new(None)));
+    let (at_loss, at_fault) = (lost.clone(), fault.clone());
+    device.set_device_lost_callback(move |reason, text| note(&at_loss, format!("{reason:?}: {text}")));
+    device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+        note(&at_fault, error.to_string());
+        if std::thread::current().name().is_some_and(|name| name.starts_with("DSD-")) {
+            resume_unwind(Box::new("an error of wgpu"));
+        }
+    }));
+    Ok(Gpu {
+        limits: device.limits(),
+        features: device.features(),
+        client: WgpuRuntime::client(&WgpuDevice::DefaultDevice),
+        device,
+        queue,
+        lost,
+        fault,
+    })
+}
+
+fn note(place: &Mutex<Option<String>>, text: String) {
+    *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+}
+
+/// Requests the adapter that CubeCL will request, which panics if there is none.
+fn find_adapter() -> Result<(), String> {
+    let backend = AutoGraphicsApi::backend();
+    let descriptor =
+        wgpu::InstanceDescriptor { backends: backend.into(), ..wgpu::InstanceDescriptor::new_without_display_handle() };
+    let found = catch_unwind(AssertUnwindSafe(|| {
+        block_on(wgpu::Instance::new(descriptor).request_adapter(&wgpu::RequestAdapterOptions::default()))
+    }));
+    match found {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(format!("no {backend:?} adapter ({error})")),
+        Err(_) => Err(format!("the driver of {backend:?} failed while it listed its adapters")),
+    }
+}

@@ -1,0 +1,123 @@
+//! Compiled programs, by source and constants.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
+
+use super::gpu::Gpu;
+use super::template::{self, Constants};
+
+/// A kernel: a template with the values that make a program of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    /// The operation, for traces and errors.
+    pub name: &'static str,
+    /// Its template.
+    pub template: &'static str,
+    /// Values that the template uses.
+    pub constants: Vec<(&'static str, u32)>,
+}
+
+/// Texts of one binary are equal if they are at one place; to compare or hash whole templates would take longer than a launch.
+impl PartialEq for Kernel {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.name, other.name)
+            && std::ptr::eq(self.template, other.template)
+            && self.constants == other.constants
+    }
+}
+
+impl Eq for Kernel {}
+
+impl Hash for Kernel {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.as_ptr().hash(state);
+        self.template.as_ptr().hash(state);
+        self.constants.iter().for_each(|(name, value)| (name.as_ptr(), value).hash(state));
+    }
+}
+
+/// A compiled program.
+pub(super) struct Program {
+    pub name: &'static str,
+    pub pipeline: wgpu::ComputePipeline,
+    pub layout: wgpu::BindGroupLayout,
+    /// Identifies it among the programs of this engine.
+    pub number: u32,
+    /// Number of operands.
+    pub operands: usize,
+    /// Which operands are only read.
+    pub only_read: Vec<bool>,
+}
+
+#[derive(Default)]
+pub(super) struct Programs {
+    /// By kernel, and whether an operand shares its memory with a result.
+    known: RefCell<FxHashMap<(Kernel, bool), Rc<Program>>>,
+}
+
+impl Programs {
+    /// Returns a program, and compiles it at its first use.
+    pub(super) fn get(&self, gpu: &Gpu, kernel: &Kernel, are_aliased: bool) -> Rc<Program> {
+        let key = (kernel.clone(), are_aliased);
+        if let Some(known) = self.known.borrow().get(&key) {
+            return known.clone();
+        }
+        let number = self.known.borrow().len() as u32;
+        let program = Rc::new(gpu.scoped(kernel.name, || compile(gpu, kernel, are_aliased, number)));
+        self.known.borrow_mut().insert(key, program.clone());
+        program
+    }
+}
+
+/// Bytes of the parameters that launches pass, which every adapter allows.
+pub(super) const PARAMETER_BYTES: u32 = 128;
+
+/// Returns the text of a kernel's program.
+pub(super) fn text(kernel: &Kernel, are_aliased: bool) -> String {
+    let constants: Constants = kernel.constants.iter().copied().collect::<BTreeMap<_, _>>();
+    template::expand(kernel.template, &constants, are_aliased)
+}
+
+fn compile(gpu: &Gpu, kernel: &Kernel, are_aliased: bool, number: u32) -> Program {
+    let text = text(kernel, are_aliased);
+    let only_read = template::bindings(&text);
+    let label = Some(kernel.name);
+    let source = wgpu::ShaderSource::Wgsl(text.into());
+    let checks = wgpu::ShaderRuntimeChecks { force_loop_bounding: false, ..wgpu::ShaderRuntimeChecks::checked() };
+    // SAFETY: every loop of our kernels ends; accesses outside of buffers are checked.
+    let module =
+        unsafe { gpu.device.create_shader_module_trusted(wgpu::ShaderModuleDescriptor { label, source }, checks) };
+    let entry = |(binding, &read_only): (usize, &bool)| wgpu::BindGroupLayoutEntry {
+        binding: binding as u32,
+        visibility: wgpu::ShaderStages::COMPUTE,
+        ty: wgpu::BindingType::Buffer {
+            ty: wgpu::BufferBindingType::Storage { read_only },
+            has_dynamic_offset: false,
+            min_binding_size: None,
+        },
+        count: None,
+    };
+    let entries: Vec<_> = only_read.iter().enumerate().map(entry).collect();
+    let layout = gpu.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label, entries: &entries });
+    let pipeline_layout = gpu.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+        label,
+        bind_group_layouts: &[Some(&layout)],
+        immediate_size: PARAMETER_BYTES,
+    });
+    let pipeline = gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+        label,
+        layout: Some(&pipeline_layout),
+        module: &module,
+        entry_point: Some("main"),
+        compilation_options: wgpu::PipelineCompilationOptions {
+            zero_initialize_workgroup_memory: false,
+            ..Default::default()
+        },
+        cache: None,
+    });
+    Program { name: kernel.name, pipeline, layout, number, operands: only_read.len(), only_read }
+}
