@@ -48,18 +48,7 @@ pub trait MemoryOps: Session {
         dtype: DType,
         device: &Self::Device,
     ) -> Result<Tensor<Self, 2>, E> {
-        let expected = shape[0] * shape[1] * dtype.size();
-        let mut buffers = buffers.into_iter();
-        let first = buffers.next().transpose()?;
-        let mut bytes: Vec<u8> =
-            first.map_or_else(Vec::new, |first| first.into_memory().expect("the default is a Vec"));
-        // Reserve space for any further buffers at once.
-        bytes.reserve_exact(expected.saturating_sub(bytes.len()));
-        for buffer in buffers {
-            bytes.extend_from_slice(&buffer?);
-        }
-        assert_eq!(bytes.len(), expected, "a tensor of shape {shape:?} in {dtype:?} has {expected} bytes");
-        Ok(Tensor::from_data(TensorData::from_bytes_vec(bytes, shape, dtype), (device, dtype)))
+        Ok(Tensor::from_data(joined(buffers, shape, dtype)?, (device, dtype)))
     }
 
     /// Moves a tensor away until it is needed again: where the backend can, into host memory, copied while other work runs.
@@ -112,4 +101,26 @@ pub trait MemoryOps: Session {
 /// Returns ranges of the first axis of values, as [`MemoryOps::slices`] does.
 pub fn slices<B: MemoryOps, const D: usize>(x: Tensor<B, D>, ranges: &[(usize, usize)]) -> Vec<Tensor<B, D>> {
     B::slices(Payload::Values(x), ranges).into_iter().map(Payload::into_values).collect()
+}
+
+/// Concatenates the bytes of buffers from the default [`MemoryOps::host_buffer`].
+///
+/// # Errors
+/// The first error of `buffers`.
+pub(crate) fn joined<E>(
+    buffers: impl IntoIterator<Item = Result<HostBuffer, E>>,
+    shape: [usize; 2],
+    dtype: DType,
+) -> Result<TensorData, E> {
+    let expected = shape[0] * shape[1] * dtype.size();
+    let mut buffers = buffers.into_iter();
+    let first = buffers.next().transpose()?;
+    let mut bytes: Vec<u8> = first.map_or_else(Vec::new, |first| first.into_memory().expect("the default is a Vec"));
+    // Reserve space for any further buffers at once.
+    bytes.reserve_exact(expected.saturating_sub(bytes.len()));
+    for buffer in buffers {
+        bytes.extend_from_slice(&buffer?);
+    }
+    assert_eq!(bytes.len(), expected, "a tensor of shape {shape:?} in {dtype:?} has {expected} bytes");
+    Ok(TensorData::from_bytes_vec(bytes, shape, dtype))
 }

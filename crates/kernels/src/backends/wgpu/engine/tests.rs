@@ -1,12 +1,12 @@
 //! Order, lifetime and errors of launches next to CubeCL's, each rule in a test. Values are small integers, so equality is exact.
 //! Not supported: machines without an adapter; the tests pass there, except in CI.
 
-use burn_tensor::{Tensor, TensorData};
+use burn_tensor::{DType, Tensor, TensorData};
 use cubecl::wgpu::WgpuDevice;
 
 use super::{Cost, Engine, Kernel, Operand, Wgpu, in_section, probe, tensor};
 use crate::backends::on_cubecl::DeviceFailure;
-use crate::{OptimizerOps, Session};
+use crate::{MemoryOps, OptimizerOps, Session};
 
 type Vector = Tensor<Wgpu, 1>;
 
@@ -178,4 +178,17 @@ fn the_self_test_finds_memory_that_no_kernel_has_written() {
     let unwritten = engine.section(|| tensor::<2>(engine.empty_matrix(2, 3).tensor));
     engine.fill_new_memory(false);
     assert!(host(unwritten.reshape([6])).into_iter().all(f32::is_nan));
+}
+
+#[test]
+fn bf16_values_are_uploaded_as_f32() {
+    if !has_adapter() {
+        return;
+    }
+    let device = WgpuDevice::DefaultDevice;
+    let bytes: Vec<u8> = [0x3f80_u16, 0xc000, 0x7f00].into_iter().flat_map(u16::to_ne_bytes).collect();
+    let mut buffer = Wgpu::host_buffer(&device, bytes.len());
+    buffer.copy_from_slice(&bytes);
+    let values = Wgpu::upload([Ok::<_, ()>(buffer)], [1, 3], DType::BF16, &device).expect("no buffer failed");
+    assert_eq!(host(values.cast(DType::F32).reshape([3])), [1.0, -2.0, f32::from_bits(0x7f00_0000)]);
 }
