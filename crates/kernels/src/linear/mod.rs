@@ -408,6 +408,32 @@ pub fn into_single<T>(parts: Vec<T>) -> T {
     part
 }
 
+/// The reference body of [`LinearOps::project`], for a group of one matrix per module or of stacks.
+pub(crate) fn project<B: LinearOps>(
+    prologue: Prologue<B>,
+    group: &Group<B>,
+    epilogue: Epilogue<B>,
+    keep: Keep,
+) -> (Vec<Tensor<B, 2>>, Option<Box<ProjectSaved<B>>>) {
+    match group.rows {
+        None => reference::project(prologue, group, epilogue, keep),
+        Some(_) => stacked::project(prologue, group, epilogue, keep),
+    }
+}
+
+/// The reference body of [`LinearOps::project_backward`].
+pub(crate) fn project_backward<B: LinearOps>(
+    saved: ProjectSaved<B>,
+    group: Group<B>,
+    d_outputs: Vec<Tensor<B, 2>>,
+    d_residual_ni: Option<Tensor<B, 2>>,
+) -> ProjectGradients<B> {
+    match group.rows {
+        None => reference::project_backward(saved, group, d_outputs, d_residual_ni),
+        Some(_) => stacked::project_backward(saved, group, d_outputs, d_residual_ni),
+    }
+}
+
 /// Linear layers with their prologues and epilogues.
 pub trait LinearOps: NormOps + Session + WeightOps {
     /// Runs prologue, GEMM of the whole group and epilogue; returns one `[n, part]` per part of the group, in the
@@ -418,10 +444,7 @@ pub trait LinearOps: NormOps + Session + WeightOps {
         epilogue: Epilogue<Self>,
         keep: Keep,
     ) -> (Vec<Tensor<Self, 2>>, Option<Box<ProjectSaved<Self>>>) {
-        Self::pause(&prologue.first_input().device(), || match group.rows {
-            None => reference::project(prologue, group, epilogue, keep),
-            Some(_) => stacked::project(prologue, group, epilogue, keep),
-        })
+        Self::pause(&prologue.first_input().device(), || project(prologue, group, epilogue, keep))
     }
 
     /// Backward of [`LinearOps::project`] from the gradients of its outputs. `d_residual` is added to the gradient of `x`: it is the
@@ -432,10 +455,7 @@ pub trait LinearOps: NormOps + Session + WeightOps {
         d_outputs: Vec<Tensor<Self, 2>>,
         d_residual_ni: Option<Tensor<Self, 2>>,
     ) -> ProjectGradients<Self> {
-        Self::pause(&saved.prologue.first_input().device(), || match group.rows {
-            None => reference::project_backward(saved, group, d_outputs, d_residual_ni),
-            Some(_) => stacked::project_backward(saved, group, d_outputs, d_residual_ni),
-        })
+        Self::pause(&saved.prologue.first_input().device(), || project_backward(saved, group, d_outputs, d_residual_ni))
     }
 
     /// Backward of a gated MLP from the gradient of its output: [`LinearOps::project_backward`] of `down`, whose

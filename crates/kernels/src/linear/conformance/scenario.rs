@@ -11,9 +11,8 @@ use crate::GemmFormat;
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::linear::{
-    Adapter, Bias, Epilogue, ExpertRows, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Magnitude, Module,
+    self, Adapter, Bias, Epilogue, ExpertRows, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Magnitude, Module,
     ModuleGradients, ProjectGradients, ProjectSaved, Prologue, RotaryTables, WeightGradient, into_parts, into_single,
-    reference, stacked,
 };
 use crate::norm::NormWeight;
 use crate::weights::{MatrixScales, QuantizedWeight, Weight, matrix_scales};
@@ -241,7 +240,7 @@ impl<B: Kernels> Scenario<B> {
         for &keep in keeps {
             let (outputs, saved) = B::project(self.prologue.0.clone(), &self.group.0, self.epilogue.0.clone(), keep);
             let (expected, expected_saved) =
-                expected_project(self.prologue.1.clone(), &self.group.1, self.epilogue.1.clone(), keep);
+                linear::project(self.prologue.1.clone(), &self.group.1, self.epilogue.1.clone(), keep);
             check.same(&format!("project ({name}): number of parts"), outputs.len() == expected.len());
             for (output, expected) in outputs.into_iter().zip(expected) {
                 check.same(&format!("project ({name}): format"), output.dtype() == check.case.dtype);
@@ -272,24 +271,8 @@ impl<B: Kernels> Scenario<B> {
         let (d_residual, expected_d_residual) = self.d_residual.clone().unzip();
         let grads = B::project_backward(saved, self.group.0.clone(), d_outputs, d_residual);
         let group = self.group.1.clone();
-        let expected = match group.rows {
-            None => reference::project_backward(expected_saved, group, expected_d_outputs, expected_d_residual),
-            Some(_) => stacked::project_backward(expected_saved, group, expected_d_outputs, expected_d_residual),
-        };
+        let expected = linear::project_backward(expected_saved, group, expected_d_outputs, expected_d_residual);
         compare(check, &format!("project_backward ({name})"), grads, expected);
-    }
-}
-
-/// Computes a projection by the reference bodies.
-fn expected_project(
-    prologue: Prologue<Reference>,
-    group: &Group<Reference>,
-    epilogue: Epilogue<Reference>,
-    keep: Keep,
-) -> (Vec<Tensor<Reference, 2>>, Option<Box<ProjectSaved<Reference>>>) {
-    match group.rows {
-        None => reference::project(prologue, group, epilogue, keep),
-        Some(_) => stacked::project(prologue, group, epilogue, keep),
     }
 }
 

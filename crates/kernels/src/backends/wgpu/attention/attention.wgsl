@@ -55,23 +55,28 @@ fn document(token: u32) -> vec2<u32> {
     return vec2<u32>(u32(boundaries[low]), u32(boundaries[low + 1u]));
 }
 
-fn of_q(token: u32, head: u32, i: u32) -> f32 {
-    if (token >= p.tokens || i >= p.width) { return 0.0; }
-    return q[p.q_at + token * p.q_row + head * p.width + i];
+// Four values of a head; zeros outside of it.
+fn of_q(token: u32, head: u32, i: u32) -> vec4<f32> {
+    var four = vec4<f32>();
+    for (var j = 0u; j < 4u && token < p.tokens && i + j < p.width; j++) { four[j] = q[p.q_at + token * p.q_row + head * p.width + i + j]; }
+    return four;
 }
-fn of_k(token: u32, head: u32, i: u32) -> f32 {
-    if (token >= p.tokens || i >= p.width) { return 0.0; }
-    return k[p.k_at + token * p.k_row + head * p.width + i];
+fn of_k(token: u32, head: u32, i: u32) -> vec4<f32> {
+    var four = vec4<f32>();
+    for (var j = 0u; j < 4u && token < p.tokens && i + j < p.width; j++) { four[j] = k[p.k_at + token * p.k_row + head * p.width + i + j]; }
+    return four;
 }
-fn of_v(token: u32, head: u32, i: u32) -> f32 {
-    if (token >= p.tokens || i >= p.width) { return 0.0; }
-    return v[p.v_at + token * p.v_row + head * p.width + i];
+fn of_v(token: u32, head: u32, i: u32) -> vec4<f32> {
+    var four = vec4<f32>();
+    for (var j = 0u; j < 4u && token < p.tokens && i + j < p.width; j++) { four[j] = v[p.v_at + token * p.v_row + head * p.width + i + j]; }
+    return four;
 }
 #if FORWARD
 #else
-fn of_d(token: u32, head: u32, i: u32) -> f32 {
-    if (token >= p.tokens || i >= p.width) { return 0.0; }
-    return d_o[p.d_at + token * p.d_row + head * p.width + i];
+fn of_d(token: u32, head: u32, i: u32) -> vec4<f32> {
+    var four = vec4<f32>();
+    for (var j = 0u; j < 4u && token < p.tokens && i + j < p.width; j++) { four[j] = d_o[p.d_at + token * p.d_row + head * p.width + i + j]; }
+    return four;
 }
 #end
 
@@ -153,13 +158,9 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) gro
             let i = chunk * TILE + lane * 4u;
             workgroupBarrier();
 #if KEYS
-            put(row, lane,
-                vec4<f32>(of_k(token, key_head, i), of_k(token, key_head, i + 1u), of_k(token, key_head, i + 2u), of_k(token, key_head, i + 3u)),
-                vec4<f32>(of_q(other, query_head, i), of_q(other, query_head, i + 1u), of_q(other, query_head, i + 2u), of_q(other, query_head, i + 3u)));
+            put(row, lane, of_k(token, key_head, i), of_q(other, query_head, i));
 #else
-            put(row, lane,
-                vec4<f32>(of_q(token, query_head, i), of_q(token, query_head, i + 1u), of_q(token, query_head, i + 2u), of_q(token, query_head, i + 3u)),
-                vec4<f32>(of_k(other, key_head, i), of_k(other, key_head, i + 1u), of_k(other, key_head, i + 2u), of_k(other, key_head, i + 3u)));
+            put(row, lane, of_q(token, query_head, i), of_k(other, key_head, i));
 #end
             workgroupBarrier();
             products = dots(row, lane, products);
@@ -167,13 +168,9 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) gro
 #else
             workgroupBarrier();
 #if KEYS
-            put(row, lane,
-                vec4<f32>(of_v(token, key_head, i), of_v(token, key_head, i + 1u), of_v(token, key_head, i + 2u), of_v(token, key_head, i + 3u)),
-                vec4<f32>(of_d(other, query_head, i), of_d(other, query_head, i + 1u), of_d(other, query_head, i + 2u), of_d(other, query_head, i + 3u)));
+            put(row, lane, of_v(token, key_head, i), of_d(other, query_head, i));
 #else
-            put(row, lane,
-                vec4<f32>(of_d(token, query_head, i), of_d(token, query_head, i + 1u), of_d(token, query_head, i + 2u), of_d(token, query_head, i + 3u)),
-                vec4<f32>(of_v(other, key_head, i), of_v(other, key_head, i + 1u), of_v(other, key_head, i + 2u), of_v(other, key_head, i + 3u)));
+            put(row, lane, of_d(token, query_head, i), of_v(other, key_head, i));
 #end
             workgroupBarrier();
             d_weights = dots(row, lane, d_weights);
@@ -244,19 +241,19 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) gro
         {
             let i = {c}u * TILE + lane * 4u;
 #if FORWARD
-            wide[thread] = vec4<f32>(of_v(other, key_head, i), of_v(other, key_head, i + 1u), of_v(other, key_head, i + 2u), of_v(other, key_head, i + 3u));
+            wide[thread] = of_v(other, key_head, i);
 #end
 #if QUERIES
-            wide[thread] = vec4<f32>(of_k(other, key_head, i), of_k(other, key_head, i + 1u), of_k(other, key_head, i + 2u), of_k(other, key_head, i + 3u));
+            wide[thread] = of_k(other, key_head, i);
 #end
 #if KEYS
-            wide[thread] = vec4<f32>(of_q(other, query_head, i), of_q(other, query_head, i + 1u), of_q(other, query_head, i + 2u), of_q(other, query_head, i + 3u));
+            wide[thread] = of_q(other, query_head, i);
 #end
             workgroupBarrier();
             for (var j = 0u; j < TILE; j++) { sum_{c} += weights[row * PITCH + j] * wide[j * 8u + lane]; }
             workgroupBarrier();
 #if KEYS
-            wide[thread] = vec4<f32>(of_d(other, query_head, i), of_d(other, query_head, i + 1u), of_d(other, query_head, i + 2u), of_d(other, query_head, i + 3u));
+            wide[thread] = of_d(other, query_head, i);
             workgroupBarrier();
             for (var j = 0u; j < TILE; j++) { sum_v_{c} += weights_v[row * PITCH + j] * wide[j * 8u + lane]; }
             workgroupBarrier();

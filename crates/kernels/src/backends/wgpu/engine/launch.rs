@@ -120,9 +120,12 @@ impl Engine {
             kernel.name
         );
         let group = self.group(&program, &buffers);
-        let mut recording = self.recording.borrow_mut();
-        let recording = recording.get_or_insert_with(|| self.begin_recording());
-        let timing = self.trace.is_recording().then(|| recording.timed_pass(self, kernel.name, cost));
+        let mut recorded = self.recording.borrow_mut();
+        let recording = recorded.get_or_insert_with(|| self.begin_recording());
+        let is_timed = self.trace.is_recording();
+        if is_timed {
+            recording.timed_pass(self, kernel.name, cost);
+        }
         let pass = recording.pass.as_mut().expect("a recording has an open pass");
         pass.set_pipeline(&program.pipeline);
         pass.set_bind_group(0, &group, &[]);
@@ -134,7 +137,7 @@ impl Engine {
         pass.set_immediates(0, &bytes);
         let [x, y, z] = workgroups;
         pass.dispatch_workgroups(x, y, z);
-        if timing.is_some() {
+        if is_timed {
             recording.new_pass();
         }
         recording.launches += 1;
@@ -143,24 +146,22 @@ impl Engine {
         let is_first = self.pace.submissions.get() == 0;
         let most = if is_first { FIRST_SECONDS } else { SUBMIT_SECONDS };
         let is_full = recording.seconds >= most || recording.launches >= MAX_LAUNCHES;
-        if is_full {
-            self.submit_recording(Some(recording));
+        if let Some(full) = recorded.take_if(|_| is_full) {
+            self.submit_recording(full);
         }
     }
 
     /// Submits what is recorded.
     pub(super) fn submit(&self) {
         let recording = self.recording.borrow_mut().take();
-        if let Some(mut recording) = recording {
-            self.submit_recording(Some(&mut recording));
+        if let Some(recording) = recording {
+            self.submit_recording(recording);
         }
         self.pace.submissions.set(0);
     }
 
-    fn submit_recording(&self, recording: Option<&mut Recording>) {
-        let Some(recording) = recording.filter(|recording| recording.launches > 0) else { return };
-        let new = self.begin_recording();
-        let Recording { encoder, pass, seconds, factor, last, .. } = std::mem::replace(recording, new);
+    fn submit_recording(&self, recording: Recording) {
+        let Recording { encoder, pass, seconds, factor, last, .. } = recording;
         drop(pass);
         self.gpu.scoped(last, || self.gpu.queue.submit([encoder.finish()]));
         self.gpu.check(last);

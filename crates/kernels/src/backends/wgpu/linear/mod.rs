@@ -14,8 +14,8 @@ use burn_tensor::{DType, Tensor};
 
 use super::engine::{Engine, Matrix, Wgpu, in_section, tensor};
 use crate::linear::{
-    Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, ModuleGradients, ProjectGradients,
-    ProjectSaved, Prologue, SavedHeads, SavedOutputNorm, WeightGradient, into_single, reference, stacked,
+    self, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, ModuleGradients,
+    ProjectGradients, ProjectSaved, Prologue, SavedHeads, SavedOutputNorm, WeightGradient, into_single,
 };
 pub(super) use gemm::{Segment, Turned, Values, WeightOperand};
 
@@ -28,10 +28,7 @@ impl LinearOps for Wgpu {
     fn project(prologue: Prologue<Self>, group: &Group<Self>, epilogue: Epilogue<Self>, keep: Keep) -> Outputs {
         in_section(|engine| match Parts::of(engine, group, prologue.first_input().dtype()) {
             Some(parts) if !has_gates(&epilogue) => engine.project(prologue, group, &parts, epilogue, keep),
-            _ => engine.pause(|| match group.rows {
-                None => reference::project(prologue, group, epilogue, keep),
-                Some(_) => stacked::project(prologue, group, epilogue, keep),
-            }),
+            _ => engine.pause(|| linear::project(prologue, group, epilogue, keep)),
         })
     }
 
@@ -44,10 +41,7 @@ impl LinearOps for Wgpu {
         let has_gates = saved.heads.as_ref().is_some_and(|heads| heads.epilogue.gates_in_queries);
         in_section(|engine| match Parts::of(engine, &group, saved.prologue.first_input().dtype()) {
             Some(parts) if !has_gates => engine.project_backward(saved, group, &parts, d_outputs, d_residual_ni),
-            _ => engine.pause(|| match group.rows {
-                None => reference::project_backward(saved, group, d_outputs, d_residual_ni),
-                Some(_) => stacked::project_backward(saved, group, d_outputs, d_residual_ni),
-            }),
+            _ => engine.pause(|| linear::project_backward(saved, group, d_outputs, d_residual_ni)),
         })
     }
 }

@@ -3,7 +3,7 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::Activation;
 
-use super::super::engine::{Cost, Engine, Kernel, Matrix, Operand, Wgpu, in_a_row, tensor};
+use super::super::engine::{Cost, Engine, Kernel, Matrix, Operand, Wgpu, in_a_row, primitive, tensor};
 use crate::linear::{HeadPart, HeadRole, HeadsEpilogue, RotaryTables, SavedHeads};
 use crate::norm::NormWeight;
 
@@ -137,7 +137,7 @@ impl Engine {
             return x;
         }
         let view = tensor::<2>(x.tensor);
-        self.matrix_of(self.pause(|| burn_cubecl::kernel::into_contiguous(super::super::engine::primitive(view))))
+        self.matrix_of(self.pause(|| burn_cubecl::kernel::into_contiguous(primitive(view))))
     }
 
     /// Views a tensor as an f32 matrix, and converts it if it is in another format.
@@ -148,7 +148,7 @@ impl Engine {
     /// Returns where a sum goes on: in its own memory, if nothing else has that; else in a copy.
     pub(in super::super) fn writable(&self, sum: Tensor<Wgpu, 2>) -> Matrix {
         let [rows, width] = sum.dims();
-        let values = self.owned(super::super::engine::primitive(sum));
+        let values = self.owned(primitive(sum));
         Matrix { rows, width, stride: width, ..values }
     }
 }
@@ -180,5 +180,5 @@ fn norm_rows(x: Matrix, norm: &NormWeight<Wgpu>) -> Matrix {
 /// Gives a new matrix without gaps another shape.
 fn with_rows(x: Matrix, rows: usize, width: usize) -> Matrix {
     let tensor = tensor::<2>(x.tensor).reshape([rows, width]);
-    Matrix { tensor: super::super::engine::primitive(tensor), rows, width, stride: width, offset: x.offset }
+    Matrix { tensor: primitive(tensor), rows, width, stride: width, offset: x.offset }
 }
