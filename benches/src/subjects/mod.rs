@@ -71,10 +71,7 @@ impl<B: Kernels> Setting<B> {
     pub(crate) fn formats(&self) -> Vec<(DType, &'static str)> {
         let mut formats = vec![self.main_format()];
         if self.kind == BackendKind::Cuda {
-            formats.push((DType::F32, "f32"));
-        }
-        if self.kind.computes_in_f16() {
-            formats.push((DType::F16, "f16"));
+            formats.extend([(DType::F32, "f32"), (DType::F16, "f16")]);
         }
         formats
     }

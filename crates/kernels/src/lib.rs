@@ -9,6 +9,7 @@ pub mod conv;
 pub mod delta;
 mod dtype;
 pub mod embedding;
+mod gemm_format;
 mod gradient;
 pub mod linear;
 pub mod loss;

@@ -5,6 +5,7 @@ use firebrick_arch::AttentionSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::documents::Documents;
+use crate::gemm_format::GemmFormat;
 use crate::memory::host::Readback;
 
 /// A run on a device.
@@ -55,6 +56,8 @@ pub trait Session: Backend {
 pub struct RunShape {
     /// Bytes of converted frozen weights that may stay on the device between passes: for the forward, and for the backward.
     pub kept_bytes: [u64; 2],
+    /// Format of GEMMs, for the operations whose arguments do not name it.
+    pub gemms: GemmFormat,
     /// Choice of the library's algorithms for large GEMMs.
     pub gemm_algorithms: GemmAlgorithms,
     /// Maximum bytes of a pass on the device and in host memory, in addition to parameters, gradients and optimizer state.

@@ -152,9 +152,17 @@ impl<B: Kernels> Decoder<B> {
 }
 
 impl BuildOptions {
+    /// Returns the format of frozen weights that are not quantized.
+    pub(crate) fn frozen_dtype(&self) -> DType {
+        match self.gemms.of_frozen(FloatType::F32) {
+            FloatType::F16 => DType::F16,
+            _ => self.compute_dtype,
+        }
+    }
+
     /// Returns the settings that determine the format of each tensor; the weights named in `dense` are not quantized.
     pub(crate) fn formats<'a>(&'a self, dense: &'a BTreeSet<String>) -> Storage<'a> {
-        let compute = float_type(self.compute_dtype);
+        let compute = float_type(self.frozen_dtype());
         Storage { base: self.storage, lora: self.lora.as_ref(), compute, dense }
     }
 

@@ -35,6 +35,8 @@ mod gradients;
 mod graphs;
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 
 use burn_tensor::DType;
 use firebrick_arch::{AttentionSpec, LoraConfig, MlpSpec, RopeScaling, TargetModules};
@@ -47,9 +49,9 @@ use firebrick_model::{BaseStorage, BuildOptions, Decoder, ModelConfig, PassOptio
 use firebrick_precision::QuantFormat;
 use firebrick_precision::difference::largest_difference;
 use firebrick_tests::{
-    FAMILIES, FROZEN, Golden, MIXTURES, NEW, NF4, TRAINED, finish, finish_traced, fixture, host, host_gradients, load,
-    loss_and_scaled_gradients, metrics, packed, preference_loss, recipe, relative_difference, snapshot, some_in_turn,
-    step_losses, upload,
+    FAMILIES, FROZEN, Golden, MIXTURES, NEW, NEWEST, NF4, TRAINED, checkpoint_folder, finish, finish_traced, fixture,
+    host, host_gradients, load, loss_and_scaled_gradients, metrics, one_step, packed, preference_loss, recipe,
+    relative_difference, snapshot, some_in_turn, step_losses, upload,
 };
 use firebrick_trainer::run::peaks::measure_peaks;
 use firebrick_trainer::run::trace::TraceSteps;
@@ -203,6 +205,24 @@ fn ten_steps_in_f16_with_loss_scaling_have_the_losses_of_the_cpu() {
             assert_agrees(&[changes, &["compute=float16"]].concat(), tolerance);
         }
     }
+}
+
+/// The loss scale and its count of good steps go on where they were.
+#[test]
+fn interrupted_run_in_f16_equals_uninterrupted_run() {
+    if !has_card() {
+        return;
+    }
+    let changes = ["backend=cuda", "compute=float16", "train.steps=3", "eval.every_steps=0", "data.eval_fraction="];
+    let folders = [(); 2].map(|()| tempdir().unwrap());
+    let [whole, parts] = folders.each_ref().map(|folder| recipe(folder.path(), &changes));
+    finish(whole, NEW);
+    assert_eq!([one_step(parts.clone(), NEW), one_step(parts.clone(), NEWEST)], [1, 2]);
+    finish(parts, NEWEST);
+    let [whole, parts] = folders.each_ref().map(|folder| checkpoint_folder(&folder.path().join("run"), 3));
+    let state = |folder: &Path| fs::read(folder.join("state.json")).unwrap();
+    let of = |folder: &Path| serde_json::from_slice::<serde_json::Value>(&state(folder)).unwrap()["loss_scale"].clone();
+    assert_eq!((of(&whole)["good_steps"].as_u64(), of(&parts)), (Some(3), of(&whole)));
 }
 
 #[test]
@@ -519,7 +539,7 @@ fn heads_of_64_and_128(families: Vec<&'static str>) {
                 let ours = loss_and_gradients(&model, &batch, PassOptions::default());
                 assert!((ours.0 / expected.0 - 1.0).abs() < 1e-2, "{context}: loss {} {}", ours.0, expected.0);
                 assert!(ours.1.keys().eq(expected.1.keys()), "{context}");
-                if (MIXTURES.contains(&family) || family == "tiny-qwen3-5") && dtype != DType::F32 {
+                if (MIXTURES.contains(&family) || family.starts_with("tiny-qwen3-5")) && dtype != DType::F32 {
                     // The choices of random routers are nearly ties, and rounding sends tokens to other experts. In transformers, bf16 moves the
                     // gradients of a random Qwen3.5 by 0.4 to 5 times their size, of a Llama by 0.03.
                     continue;

@@ -1,12 +1,13 @@
 //! Training in float16: the loss scale preserves small gradients, steps follow those in f32, and steps that overflow are skipped.
 //!
-//! Trade-off: CPU backends compute in float16 here although no plan allows it, since it tests the same code without a device.
+//! Trade-off: CPU backends compute in float16 here although no plan allows it, since it tests the same code without a device. On wgpu
+//! activations are f32.
 
 use std::collections::BTreeMap;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_data::Batch;
-use firebrick_kernels::backends::{BackendKind, Flex};
+use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{GradientMap, GradientSink, Kernels};
 use firebrick_model::{BaseStorage, Decoder, PassOptions};
 use firebrick_optim::{LossScaling, Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
@@ -22,11 +23,6 @@ use firebrick_trainer::run::step::{StepNumbers, StepSettings, Trainer};
 const FROZEN_F16: BaseStorage = BaseStorage::Frozen(Format::Float(FloatType::F16));
 /// Number of loss tokens in one step of `configs/h100.toml`.
 const LOSS_TOKENS: f64 = 196_608.0;
-
-/// Returns whether this backend is wgpu on a device without float16.
-fn lacks_f16<B: Kernels>() -> bool {
-    is_wgpu::<B>() && !BackendKind::Wgpu.computes_in_f16()
-}
 
 fn golden_batch() -> Batch {
     every_next_token(&Golden::open("tiny-llama-lora-train").ids("input_ids"), 48)
@@ -46,7 +42,7 @@ fn gradients<B: Kernels>(dtype: DType, storage: BaseStorage, scale: f32) -> BTre
 }
 
 fn gradients_survive<B: Kernels>() {
-    if lacks_f16::<B>() {
+    if is_wgpu::<B>() {
         return;
     }
     let expected = gradients::<Flex>(DType::F32, FROZEN, 1.0);
@@ -89,7 +85,7 @@ fn step<B: Kernels>(trainer: &mut Trainer<B>) -> StepNumbers {
 }
 
 fn steps_follow_f32<B: Kernels>() {
-    if lacks_f16::<B>() {
+    if is_wgpu::<B>() {
         return;
     }
     let mut expected = trainer::<Flex>(DType::F32, FROZEN, None);
@@ -116,7 +112,7 @@ fn parameters<B: Kernels>(trainer: &Trainer<B>) -> Vec<Vec<f32>> {
 
 /// A scale that overflows float16 is injected; it is halved until the gradients fit. Then the steps are those of a run that began there.
 fn overflows_are_skipped<B: Kernels>() {
-    if lacks_f16::<B>() {
+    if is_wgpu::<B>() {
         return;
     }
     let injected = LossScaling { initial: 2f32.powi(40), ..LossScaling::default() };

@@ -294,34 +294,3 @@ fn a_run_whose_time_is_up_is_saved_after_its_step_and_continues() {
     let found = finish(recipe(parts.path(), &[]), NEWEST);
     assert_eq!((found.steps, found.train_loss), (expected.steps, expected.train_loss));
 }
-
-/// The scale and its count continue where they were, in `state.json` and in the steps.
-#[cfg(feature = "wgpu")]
-#[test]
-fn float16_run_interrupted_twice_equals_uninterrupted_run() {
-    use firebrick_kernels::backends::BackendKind;
-
-    if !firebrick_tests::has_wgpu() || !BackendKind::Wgpu.computes_in_f16() {
-        return;
-    }
-    // The minimum number of launches for two interruptions.
-    let quick = ["train.steps=3", "train.gradient_accumulation=1", "eval.every_steps=0", "data.eval_fraction="];
-    let kind = [&["backend=wgpu", "compute=float16"][..], &quick].concat();
-    let (whole, parts) = (tempdir().unwrap(), tempdir().unwrap());
-    finish(recipe(whole.path(), &kind), NEW);
-    let config = recipe(parts.path(), &kind);
-    assert_eq!([one_step(config.clone(), NEW), one_step(config.clone(), NEWEST)], [1, 2]);
-    finish(config, NEWEST);
-    let (whole, parts) = (whole.path().join("run"), parts.path().join("run"));
-    let loss_scale = |run: &Path| -> Value {
-        let text = fs::read(checkpoint_folder(run, 3).join("state.json")).unwrap();
-        let state: Value = serde_json::from_slice(&text).unwrap();
-        state["loss_scale"].clone()
-    };
-    assert_eq!(loss_scale(&parts), loss_scale(&whole));
-    assert_eq!(loss_scale(&whole)["good_steps"].as_u64(), Some(3));
-    for (path, bytes) in tensors(&whole) {
-        assert!(fs::read(parts.join(&path)).unwrap() == bytes, "{} differs", path.display());
-    }
-    assert_eq!(numbers(&parts), numbers(&whole));
-}

@@ -4,7 +4,6 @@ use std::fmt;
 use std::str::FromStr;
 
 use burn_tensor::DType;
-use firebrick_precision::FloatType;
 use serde::{Deserialize, Serialize};
 
 use crate::linear::GemmFormat;
@@ -62,18 +61,9 @@ impl BackendKind {
         matches!(self, Self::Flex | Self::Candle)
     }
 
-    /// Returns whether attention stores the scores of a whole document at a time; the other backends store those of one block of queries.
-    pub(super) fn materializes_scores(self, compute: FloatType) -> bool {
-        self == Self::Candle || self == Self::Wgpu && !self.has_kernels(compute)
-    }
-
-    /// Returns whether there are kernels for activations of a format; reference bodies compute with the others.
-    pub(super) fn has_kernels(self, compute: FloatType) -> bool {
-        match self {
-            Self::Flex | Self::Candle => false,
-            Self::Wgpu => compute == FloatType::F32,
-            Self::Cuda => true,
-        }
+    /// Returns whether attention stores the scores of a whole document at a time; the other backends store those of one block of queries, or of a tile.
+    pub(super) fn materializes_scores(self) -> bool {
+        self == Self::Candle
     }
 }
 

@@ -46,15 +46,21 @@ macro_rules! by_default {
 pub(crate) use by_default;
 
 impl BackendKind {
-    /// Returns whether the backend computes in float16 on this machine. CPU backends could, but slower than in f32.
-    pub fn computes_in_f16(self) -> bool {
+    /// Returns why the backend does not multiply by [`GemmFormat::F16`](crate::GemmFormat::F16) on this machine; `None` if it does.
+    pub fn half_gemms_refusal(self) -> Option<&'static str> {
         match self {
-            Self::Flex | Self::Candle => false,
             #[cfg(feature = "wgpu")]
-            Self::Wgpu => wgpu::has_f16(),
-            #[cfg(not(feature = "wgpu"))]
-            Self::Wgpu => false,
-            Self::Cuda => true,
+            Self::Wgpu => wgpu::matrices_refusal(),
+            _ => Some("its GEMMs multiply in the format of activations"),
+        }
+    }
+
+    /// Returns why attention does not multiply by [`GemmFormat::F16`](crate::GemmFormat::F16) where GEMMs do; `None` if it does.
+    pub fn half_attention_refusal(self) -> Option<&'static str> {
+        match self {
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => wgpu::attention_refusal(),
+            _ => None,
         }
     }
 

@@ -8,7 +8,7 @@ use crate::conformance::{Case, Finding, attention, begin_attention, usual_operat
 /// Runs every operation, attention over documents of several lengths and of one. A backend may have several kernels of attention for
 /// packed documents: `choose_other` makes it use the other ones, and those run as well.
 pub(super) fn operations<B: Kernels>(test: SelfTest, device: &B::Device, choose_other: impl FnOnce()) -> Vec<Finding> {
-    let case = Case { has_experts: test.has_experts, ..Case::small(test.dtype, test.head_dim) };
+    let case = Case { has_experts: test.has_experts, gemms: test.gemms, ..Case::small(test.dtype, test.head_dim) };
     let uniform = Case { documents: vec![64, 64], ..case.clone() };
     begin_attention::<B>(&case, device);
     begin_attention::<B>(&uniform, device);

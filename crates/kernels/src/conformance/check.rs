@@ -9,6 +9,7 @@ use burn_tensor::{DType, Int, Tensor, TensorData};
 use firebrick_arch::AttentionSpec;
 use firebrick_precision::difference::relative_difference;
 
+use crate::GemmFormat;
 use crate::Kernels;
 use crate::attention::Documents;
 
@@ -17,6 +18,8 @@ use crate::attention::Documents;
 pub struct Case {
     /// Format of activations.
     pub dtype: DType,
+    /// Format of GEMMs.
+    pub gemms: GemmFormat,
     /// Lengths of the documents of one packed sequence.
     pub documents: Vec<usize>,
     /// Query heads.
@@ -46,6 +49,7 @@ impl Case {
     pub fn small(dtype: DType, head_dim: usize) -> Self {
         Self {
             dtype,
+            gemms: GemmFormat::Compute,
             documents: vec![23, 1, 40],
             heads: 4,
             kv_heads: 2,
@@ -186,8 +190,9 @@ impl<'a, B: Kernels> Check<'a, B> {
         expected: Tensor<Flex, D>,
         terms: Tensor<Flex, E>,
     ) {
-        let smallest = f64::from(terms.square().sum().sqrt().into_scalar());
-        self.compare_from(what, got, expected, smallest);
+        let of_terms = f64::from(terms.square().sum().sqrt().into_scalar());
+        let smallest = 1e-3 * (expected.shape().num_elements() as f64).sqrt();
+        self.compare_from(what, got, expected, of_terms.max(smallest));
     }
 
     /// Records the error, with `smallest` in place of smaller norms of what is expected.

@@ -22,12 +22,12 @@ use std::ops::Range;
 
 use burn_tensor::{DType, Tensor, backend::Backend};
 use firebrick_arch::Activation;
-use serde::{Deserialize, Serialize};
 
 pub use self::dropout::{Dropout, Mask, RowChoices};
 pub use self::expert_rows::ExpertRows;
 pub use self::magnitude::Magnitude;
 pub use self::product::{GradientOperands, Product, Side};
+pub use crate::gemm_format::GemmFormat;
 use crate::norm::{NormOps, NormWeight};
 use crate::session::Session;
 use crate::weights::{Weight, WeightOps};
@@ -46,17 +46,6 @@ pub struct Group<B: Backend> {
     pub dropout: Option<Mask<B>>,
     /// Which rows of the input each expert computes, if the modules are stacks; the input is sorted by expert.
     pub rows: Option<ExpertRows<B>>,
-}
-
-/// Operand format of a group's weight GEMMs, in the forward and for the input gradient. GEMMs accumulate in f32 and return the compute format.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum GemmFormat {
-    /// Both operands in the compute format.
-    #[default]
-    Compute,
-    /// Both operands in E4M3, with one scale per row of weights, activations and gradients.
-    Fp8,
 }
 
 impl<B: Backend> Group<B> {

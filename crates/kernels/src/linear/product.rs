@@ -184,7 +184,7 @@ pub(super) fn biased<B: Backend>(y_no: Tensor<B, 2>, module: &Module<B>) -> Tens
 fn base_output<B: LinearOps>(x_ni: Tensor<B, 2>, module: &Module<B>, gemms: GemmFormat) -> Tensor<B, 2> {
     let dtype = x_ni.dtype();
     match gemms {
-        GemmFormat::Compute => x_ni.matmul(dense(&module.weight, dtype).transpose()),
+        GemmFormat::Compute | GemmFormat::F16 => x_ni.matmul(dense(&module.weight, dtype).transpose()),
         GemmFormat::Fp8 => fp8_reference::product(x_ni, &module.weight),
     }
 }
@@ -193,7 +193,7 @@ fn base_output<B: LinearOps>(x_ni: Tensor<B, 2>, module: &Module<B>, gemms: Gemm
 fn base_input_gradient<B: LinearOps>(dy_no: Tensor<B, 2>, module: &Module<B>, gemms: GemmFormat) -> Tensor<B, 2> {
     let dtype = dy_no.dtype();
     match gemms {
-        GemmFormat::Compute => dy_no.matmul(dense(&module.weight, dtype)),
+        GemmFormat::Compute | GemmFormat::F16 => dy_no.matmul(dense(&module.weight, dtype)),
         GemmFormat::Fp8 => fp8_reference::input_gradient(dy_no, &module.weight),
     }
 }

@@ -122,7 +122,8 @@ impl TrainingShape {
 
     /// Returns the settings that determine the format of each tensor of the base.
     pub fn storage(&self) -> Storage<'_> {
-        Storage { base: self.base, lora: self.lora.as_ref(), compute: self.compute, dense: &self.dense }
+        let compute = self.gemms.of_frozen(self.compute);
+        Storage { base: self.base, lora: self.lora.as_ref(), compute, dense: &self.dense }
     }
 
     /// Returns the bytes of the frozen base; 0 if every parameter trains.

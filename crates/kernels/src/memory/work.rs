@@ -30,7 +30,7 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
     let others = others + 2.0 * tokens * of_tokens + 2.0 * of_steps;
     let (fp8_flops, matmul_flops) = match training.gemms {
         GemmFormat::Fp8 => (frozen, others),
-        GemmFormat::Compute => (0.0, frozen + others),
+        GemmFormat::Compute | GemmFormat::F16 => (0.0, frozen + others),
     };
     let attention = model.mixer_forward_flops_per_token(document_tokens);
     let attention_forwards = if training.recompute == Recompute::Full { 2.0 } else { 1.0 };
@@ -175,6 +175,7 @@ pub fn cuda_launches(model: &ModelSpec, training: &TrainingShape, micro_batches:
 fn converted_value_bytes(training: &TrainingShape) -> f64 {
     match training.gemms {
         GemmFormat::Fp8 => 1.0,
+        GemmFormat::F16 => 2.0,
         GemmFormat::Compute => training.activation_bytes() as f64,
     }
 }
@@ -186,7 +187,7 @@ fn kept_shares(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
     let [forward, backward] = training.kept_bytes.map(|kept| (kept as f64 / all).min(1.0));
     match training.gemms {
         GemmFormat::Fp8 => [forward, backward],
-        GemmFormat::Compute => [forward, forward],
+        GemmFormat::Compute | GemmFormat::F16 => [forward, forward],
     }
 }
 

@@ -27,7 +27,7 @@ pub struct Storage<'a> {
     pub base: BaseStorage,
     /// The adapter, with the modules that train whole next to it.
     pub lora: Option<&'a LoraConfig>,
-    /// Format of activations, and of frozen weights that are not quantized.
+    /// Format of frozen weights that are not quantized.
     pub compute: FloatType,
     /// Projections that stay unquantized, as they are in the folder.
     pub dense: &'a BTreeSet<String>,

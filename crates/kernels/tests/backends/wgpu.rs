@@ -37,20 +37,6 @@ fn every_operation_equals_the_reference_on_the_cpu() {
 }
 
 #[test]
-fn every_operation_in_f16_equals_the_reference_on_the_cpu_where_the_device_has_it() {
-    if !has_adapter() {
-        return;
-    }
-    if !BackendKind::Wgpu.computes_in_f16() {
-        eprintln!("skipped: this device has no float16 shaders");
-        return;
-    }
-    let case = Case::small(DType::F16, 32);
-    let findings = every_operation::<Wgpu>(&case, &Default::default());
-    verdict(case.dtype, findings).unwrap_or_else(|problem| panic!("{case:?}: {problem}"));
-}
-
-#[test]
 fn weights_dequantized_on_the_device_equal_the_host_codec_in_the_bits_of_their_codes() {
     if !has_adapter() {
         return;

@@ -78,7 +78,7 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
             }
             _ if self.formats().trains(&tensor.name) => Base::Trained(self.parameter(tensor, values)?),
             Some(format) => Base::Frozen(Weight::Quantized(self.quantize(weight, values, format)?)),
-            None => Base::Frozen(Weight::Dense(self.upload([rows, columns], values, self.options.compute_dtype)?)),
+            None => Base::Frozen(Weight::Dense(self.upload([rows, columns], values, self.options.frozen_dtype())?)),
         };
         stored.iter().for_each(|stored| (self.progress)(&stored.name));
         Ok(base)
@@ -130,7 +130,7 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
             return Ok(Base::Trained(Parameter { name, shape, role, value }));
         }
         let Some(format) = self.format_of(tensor) else {
-            let nothing = Tensor::zeros([1, 1], (self.device, self.options.compute_dtype));
+            let nothing = Tensor::zeros([1, 1], (self.device, self.options.frozen_dtype()));
             return Ok(Base::Frozen(Weight::Dense(nothing)));
         };
         let is_float = weight.scales(format)? == MatrixScales::Float

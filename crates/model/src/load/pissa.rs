@@ -47,8 +47,8 @@ impl<B: Kernels> Builder<'_, '_, B> {
         let rest = B::join_rows(rests);
         let base = match self.format_of(&weight.tensor) {
             Some(format) => self.quantize_on_either_side(weight, rest, format)?,
-            None if self.options.compute_dtype == DType::F32 => Weight::Dense(rest),
-            None => Weight::Dense(rest.cast(self.options.compute_dtype)),
+            None if self.options.frozen_dtype() == DType::F32 => Weight::Dense(rest),
+            None => Weight::Dense(rest.cast(self.options.frozen_dtype())),
         };
         let (a_name, b_name) = lora_tensor_names(&module.path);
         let (inputs, all) = (weight.tensor.shape[1], module.pieces.len() * rank);

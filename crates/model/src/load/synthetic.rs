@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use burn_tensor::DType;
 use firebrick_arch::{ModelConfig, ModuleSpec, Role, TensorSpec};
 use firebrick_kernels::Kernels;
-use half::bf16;
+use half::{bf16, f16};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -65,8 +65,14 @@ impl<B: Kernels> Decoder<B> {
         device: &B::Device,
     ) -> Result<Self, ModelError> {
         let spec = config.spec.clone();
+        let dtype = if options.frozen_dtype() == DType::F16 { DType::F16 } else { DType::BF16 };
+        // float16 has all of these values in bfloat16.
         let bytes = |tile: Vec<f32>| -> Vec<u8> {
-            tile.into_iter().flat_map(|value| bf16::from_f32(value).to_ne_bytes()).collect()
+            let values = tile.into_iter().map(bf16::from_f32);
+            match dtype {
+                DType::F16 => values.flat_map(|value| f16::from_f32(value.to_f32()).to_ne_bytes()).collect(),
+                _ => values.flat_map(bf16::to_ne_bytes).collect(),
+            }
         };
         let deviation = config.spec.initializer_range as f32;
         let random = bytes(normal(TILE, deviation, &mut stream(options.seed, "tile")));
@@ -88,7 +94,7 @@ impl<B: Kernels> Decoder<B> {
             let elements = if is_here { tensor.elements() } else { 1 };
             let mut buffer = B::host_buffer(device, elements * size_of::<bf16>());
             buffer.par_chunks_mut(tile.len()).for_each(|part| part.copy_from_slice(&tile[..part.len()]));
-            Ok(Values::here(buffer, DType::BF16))
+            Ok(Values::here(buffer, dtype))
         };
         let model = from_values(&config, options, division, device, &mut read);
         // Frees the tensors that were quantized.

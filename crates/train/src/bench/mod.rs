@@ -79,7 +79,9 @@ fn planned_and_measured(
 ) -> Result<BenchReport, RunError> {
     let profile = HardwareProfile::detect();
     let backend = choose_backend(options.backend, &profile)?.value;
-    let config = options.recipe(command_format(None, backend, &profile)?)?;
+    // On wgpu activations are f32 whatever a recipe says, and half formats mean matrix units.
+    let usual = if backend == BackendKind::Wgpu { FloatType::F16 } else { command_format(None, backend, &profile)? };
+    let config = options.recipe(usual)?;
     let need = if options.random_base { Need::Description } else { Need::Weights };
     let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
     let folder = config.fetch_model_on(ranks, &[], need, console)?.folder;

@@ -78,10 +78,11 @@ impl Display for BenchReport {
         let Self { model, backend, device, compute, base, seq, micro_batch, documents, offload, .. } = self;
         let Self { steps, warmup, tok_s, load_s, first_step_s, peak_gib, planned_gib, roofline_tok_s, .. } = self;
         let recompute = to_name(&self.recompute);
+        let gemms = if self.gemms == GemmFormat::F16 { " (GEMMs in float16)" } else { "" };
         writeln!(out, "benchmark of {model} on {backend} ({device})")?;
         writeln!(
             out,
-            "  case         {micro_batch} rows of {seq} tokens in {documents} document(s), {compute} on {base}, recompute {recompute}, offload {offload}"
+            "  case         {micro_batch} rows of {seq} tokens in {documents} document(s), {compute}{gemms} on {base}, recompute {recompute}, offload {offload}"
         )?;
         let ranks = if self.ranks == 1 { String::new() } else { format!(" of {} ranks together", self.ranks) };
         writeln!(out, "  tokens/s     {tok_s:.0}{ranks} (median of {steps} steps after {warmup})")?;

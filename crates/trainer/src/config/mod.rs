@@ -68,8 +68,9 @@ section! {
         mode: Option<Mode> = None;
         /// Number format of activations and matrix multiplications: "float32", "bfloat16" or "float16" (also "f32", "fp32", "bf16",
         /// "f16", "fp16"), or "fp8": the matrix multiplications of the layers in 8-bit floats with a scale per row, everything else in
-        /// bfloat16; from compute capability 8.9 on (L4, H100, B200, RTX 40). CPU backends compute in float32 whatever this says, wgpu in float16
-        /// where its device can if this says so, else in float32. float16 trains with dynamic loss scaling. Default "bfloat16".
+        /// bfloat16; from compute capability 8.9 on (L4, H100, B200, RTX 40). CPU backends compute in float32 whatever this says, and so
+        /// does wgpu but for products: anything but float32 lets them use matrix units in float16, if the device has them. On CUDA, float16 trains
+        /// with dynamic loss scaling. Default "bfloat16".
         compute: Option<Compute> = None;
         /// Fill each row with several documents, which do not see each other. Default true.
         pack: bool = true;

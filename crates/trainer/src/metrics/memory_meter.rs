@@ -1,4 +1,4 @@
-//! Measures the memory of a run: that of a card as its driver reports it, or that of this process on other backends.
+//! Measures the memory of a run: that of a card as its driver reports it, of the pools of wgpu, or of this process on a CPU.
 //!
 //! A reading is taken between steps. Memory pools keep what they allocated once, so a reading shows the peak inside a step too.
 //! Trade-off: what a library allocates and frees within a step is missed, and on a card all processes count together, because
@@ -14,6 +14,8 @@ use serde::Serialize;
 pub enum MemorySource {
     /// The driver: total minus free memory of the card, all processes.
     Driver,
+    /// The backend's memory pools on the device.
+    Pools,
     /// The system: physical memory of this process.
     Process,
 }
@@ -22,17 +24,18 @@ pub enum MemorySource {
 pub struct MemoryMeter {
     #[cfg(feature = "cuda")]
     card: Option<firebrick_cuda::Context>,
+    backend: BackendKind,
     peak_bytes: u64,
 }
 
 impl MemoryMeter {
     /// Creates a meter of the memory that holds this backend's tensors, on the device of the rank with this number on its machine.
     pub fn new(backend: BackendKind, local_rank: usize) -> Self {
-        #[cfg(not(feature = "cuda"))]
-        let _ = (backend, local_rank);
+        let _ = local_rank;
         Self {
             #[cfg(feature = "cuda")]
             card: (backend == BackendKind::Cuda).then(|| card(local_rank)).flatten(),
+            backend,
             peak_bytes: 0,
         }
     }
@@ -43,7 +46,7 @@ impl MemoryMeter {
         if self.card.is_some() {
             return MemorySource::Driver;
         }
-        MemorySource::Process
+        if self.backend.allocated_bytes().is_some() { MemorySource::Pools } else { MemorySource::Process }
     }
 
     /// Takes a reading and returns the maximum so far, in bytes; 0 if neither driver nor system reports it.
@@ -58,7 +61,7 @@ impl MemoryMeter {
             let memory = card.memory().ok()?;
             return Some(memory.total_bytes - memory.free_bytes);
         }
-        process_peak_resident_bytes()
+        self.backend.allocated_bytes().or_else(process_peak_resident_bytes)
     }
 }
 

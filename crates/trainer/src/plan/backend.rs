@@ -40,7 +40,13 @@ fn for_named_machine(choice: BackendChoice, profile: &HardwareProfile) -> Option
         Engine::Cpu => (BackendKind::Flex, format!("what runs on {}", spec.name)),
         Engine::NoBackend => (
             BackendKind::Cuda,
-            format!("NO RUN: Burn has no backend for {}; planned as if backend cuda ran there", spec.name),
+            match spec.kind {
+                HardwareKind::Cdna3 | HardwareKind::Cdna4 => format!(
+                    "NO RUN: {} has no Vulkan driver, and HIP is missing here (docs/backends.md); planned as if backend cuda ran there",
+                    spec.name
+                ),
+                _ => format!("NO RUN: Burn has no backend for {}; planned as if backend cuda ran there", spec.name),
+            },
         ),
     };
     let other = match choice {
@@ -155,12 +161,11 @@ fn named_format(
 /// Returns the format that a backend computes in when `requested` is requested, on a kind of card if that is known.
 pub fn compute_format(requested: FloatType, backend: BackendKind, hardware: Option<HardwareKind>) -> Chosen<FloatType> {
     match (backend, requested) {
-        (_, FloatType::F16) if backend.computes_in_f16() => Chosen::new(
+        (BackendKind::Cuda, FloatType::F16) => Chosen::new(
             FloatType::F16,
             "norms, softmax and loss in f32; dynamic loss scaling as torch's GradScaler counts: from 65536, halved when \
              gradients overflow (that step is skipped), doubled after 2000 good steps",
         ),
-        (BackendKind::Wgpu, FloatType::F16) => Chosen::new(FloatType::F32, "this device has no float16 shaders"),
         (BackendKind::Cuda, FloatType::Bf16) if hardware.is_some_and(|kind| !kind.has_bf16()) => {
             let half = compute_format(FloatType::F16, backend, hardware);
             let why = format!("cards before compute capability 8.0 have no bfloat16; {}", half.reason);

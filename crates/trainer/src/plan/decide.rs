@@ -3,7 +3,7 @@
 use firebrick_arch::{LongRopeFactors, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::memory::human_bytes;
-use firebrick_kernels::step_work;
+use firebrick_kernels::{GemmFormat, step_work};
 
 use crate::config::{RunConfig, ZeroStage};
 use crate::error::RunError;
@@ -85,6 +85,12 @@ pub(super) fn arithmetic(made: &Made<'_>) -> Chosen<String> {
     let Made { case, training, wish, .. } = made;
     let document_tokens = training.row_len as f64 / wish.data.documents_per_row.max(1) as f64;
     let fp8 = step_work(case.spec, training, 1, document_tokens).fp8_share();
+    if training.gemms == GemmFormat::F16 {
+        return Chosen::new(
+            "float16, sums in float32".to_owned(),
+            "all GEMMs, and attention, as far as matrix units compute them",
+        );
+    }
     if fp8 == 0.0 {
         return Chosen::new(format!("100 % {}", training.compute), "all GEMMs, and attention");
     }

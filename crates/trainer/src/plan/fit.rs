@@ -90,8 +90,11 @@ impl Case<'_> {
         match self.backend {
             BackendKind::Cuda | BackendKind::Wgpu if self.profile.named.is_some() => self.profile.gpus.first(),
             BackendKind::Cuda => self.profile.cuda_card(),
-            // wgpu reports neither the card it took nor its memory; unified and software devices share the host's memory.
-            BackendKind::Wgpu => self.profile.gpus.iter().find(|gpu| gpu.unified_memory),
+            // wgpu reports neither which of several it took nor its memory; software devices share the host's.
+            BackendKind::Wgpu => match self.profile.gpus.as_slice() {
+                [only] => Some(only),
+                several => several.iter().find(|gpu| gpu.unified_memory),
+            },
             BackendKind::Flex | BackendKind::Candle => None,
         }
     }

@@ -35,6 +35,9 @@ pub(super) fn gemms(
     tokens: u64,
     borrows_weights: bool,
 ) -> Result<Chosen<GemmFormat>, RunError> {
+    if let Some(half) = half(wish, case) {
+        return Ok(half);
+    }
     let how = how(case.hardware());
     match (wish.recipe.compute(), refusal(wish, case)) {
         (Compute::Plain(_), _) => Ok(Chosen::new(GemmFormat::Compute, "in the format of activations")),
@@ -50,6 +53,35 @@ pub(super) fn gemms(
             None => Chosen::new(GemmFormat::Fp8, format!("auto: faster here (docs/roofline.md); {how}")),
         }),
     }
+}
+
+/// Returns how layers multiply on wgpu: by matrix units, unless the recipe names float32 or the device has none. `None` elsewhere.
+pub(super) fn half(wish: &Wish<'_>, case: &Case<'_>) -> Option<Chosen<GemmFormat>> {
+    if case.backend != BackendKind::Wgpu || wish.recipe.compute() == Compute::Fp8 {
+        return None;
+    }
+    if wish.recipe.compute() == Compute::Plain(FloatType::F32) {
+        return Some(Chosen::new(GemmFormat::Compute, "in the format of activations"));
+    }
+    // What a machine that is only named offers is not known; none of them has run this.
+    let refusal = match case.profile.named {
+        Some(_) => Some("of matrix units that only the machine itself can report"),
+        None => case.backend.half_gemms_refusal(),
+    };
+    Some(match refusal {
+        Some(reason) => Chosen::new(GemmFormat::Compute, format!("auto: in f32, because {reason}")),
+        None => {
+            let attention = match case.backend.half_attention_refusal() {
+                None => "attention as well".to_owned(),
+                Some(reason) => format!("attention in f32, because {reason}"),
+            };
+            let why = format!(
+                "auto: by matrix units of 16 x 16, {attention}; each operand divided by a power of two, so outliers do not overflow; activations, \
+                 norms and sums in f32. 8-bit formats, experts and DoRA multiply in f32, and so does compute = \"float32\""
+            );
+            Chosen::new(GemmFormat::F16, why)
+        }
+    })
 }
 
 /// Describes the operands and their scaling, on a kind of card.

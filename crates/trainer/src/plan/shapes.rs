@@ -65,8 +65,11 @@ impl<'a> Basis<'a> {
         micro_batch_size: usize,
     ) -> Result<(Self, Chosen<GemmFormat>), RunError> {
         let (config, spec, ranks) = (wish.recipe, &wish.model.spec, wish.world_size);
-        let (base, dense) = (adapter::storage(config, compute), wish.model.dense_weights());
-        let storage = Storage { base, lora: wish.lora.as_ref(), compute, dense: &dense };
+        let dense = wish.model.dense_weights();
+        // On wgpu, the format of GEMMs decides that of frozen weights; where ranks borrow weights, these decide that of GEMMs.
+        let of_frozen = fp8::half(wish, case).map_or(compute, |half| half.value.of_frozen(compute));
+        let base = adapter::storage(config, of_frozen);
+        let storage = Storage { base, lora: wish.lora.as_ref(), compute: of_frozen, dense: &dense };
         let divided = divided::divided_bytes(config.train.zero_stage, ranks, spec, storage, trained);
         let stated = largest_share(config, trained, ranks);
         let tokens = (micro_batch_size * wish.data.row_len) as u64;

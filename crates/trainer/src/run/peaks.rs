@@ -86,7 +86,7 @@ impl Probe {
     pub fn peaks<B: Kernels>(self, device: &B::Device, dtype: DType, gemms: GemmFormat) -> Result<Peaks, RunError> {
         let tflops = |format| self.gemm_tflops::<B>(device, dtype, format);
         Ok(Peaks {
-            gemm_tflops: tflops(GemmFormat::Compute)?,
+            gemm_tflops: tflops(if gemms == GemmFormat::F16 { gemms } else { GemmFormat::Compute })?,
             fp8_gemm_tflops: (gemms == GemmFormat::Fp8).then(|| tflops(gemms)).transpose()?,
             gemm_size: self.gemm_size,
             copy_tb_s: self.copy_tb_s::<B>(device)?,
@@ -108,7 +108,7 @@ impl Probe {
             });
         };
         let seconds = match gemms {
-            GemmFormat::Compute => self.min_seconds::<B>(device, work)?,
+            GemmFormat::Compute | GemmFormat::F16 => self.min_seconds::<B>(device, work)?,
             GemmFormat::Fp8 => min_traced_gemm::<B>(device, work)?,
         };
         Ok(2.0 * (size as f64).powi(3) / seconds / 1e12)
@@ -174,15 +174,16 @@ fn min_traced_gemm<B: Kernels>(device: &B::Device, work: impl Fn()) -> Result<f6
 /// # Errors
 /// The device failed, or an operation is wrong on it.
 pub fn try_gemm(backend: BackendKind) -> Result<(FloatType, f64), RunError> {
-    let format = compute_format(FloatType::F16, backend, None).value;
-    let dtype = dtype_of(format);
+    let dtype = dtype_of(compute_format(FloatType::F16, backend, None).value);
+    let is_half = dtype == DType::F16 || backend.half_gemms_refusal().is_none();
+    let gemms = if dtype == DType::F32 && is_half { GemmFormat::F16 } else { GemmFormat::Compute };
     let probe = if backend.is_cpu() { Probe::of(true) } else { Probe::MEDIUM };
-    let test = SelfTest { dtype, gemms: GemmFormat::Compute, head_dim: HEAD_DIM, has_experts: false };
+    let test = SelfTest { dtype, gemms, head_dim: HEAD_DIM, has_experts: false };
     device_work(|| self_test(backend, 0, test))?;
     let tflops = with_backend!(backend, B => device_work(|| {
-        probe.gemm_tflops::<B>(&B::device_of(0), dtype, GemmFormat::Compute)
+        probe.gemm_tflops::<B>(&B::device_of(0), dtype, gemms)
     }))?;
-    Ok((format, tflops))
+    Ok((if is_half { FloatType::F16 } else { FloatType::F32 }, tflops))
 }
 
 /// Times GEMMs of each format and copies on the device that a run of rank 0 would use, for `profile --measure`.
@@ -231,6 +232,8 @@ fn formats(backend: BackendKind, profile: &HardwareProfile) -> Vec<(MathFormat, 
     let half = half.into_iter().filter(|(format, ..)| compute_format(*format, backend, kind).value == *format);
     let half = half.map(|(_, math, dtype)| (math, dtype, GemmFormat::Compute));
     let fp8 = has_fp8(backend, profile).then_some((MathFormat::Fp8, DType::BF16, GemmFormat::Fp8));
+    let by_matrices = backend.half_gemms_refusal().is_none();
+    let half = half.chain(by_matrices.then_some((MathFormat::F16, DType::F32, GemmFormat::F16)));
     std::iter::once((MathFormat::F32, DType::F32, GemmFormat::Compute)).chain(half).chain(fp8).collect()
 }
 

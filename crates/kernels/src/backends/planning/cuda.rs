@@ -201,7 +201,9 @@ pub fn converted_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [
     quantized.fold([0; 2], |sum, planned| {
         let matrices = planned.group.matrices();
         let bytes = match training.gemms {
-            GemmFormat::Compute => [planned.converted_values() * training.activation_bytes() as usize, 0],
+            GemmFormat::Compute | GemmFormat::F16 => {
+                [planned.converted_values() * training.activation_bytes() as usize, 0]
+            }
             GemmFormat::Fp8 => planned.fp8_weight_bytes(),
         };
         [sum[0] + (matrices * bytes[0]) as u64, sum[1] + (matrices * bytes[1]) as u64]

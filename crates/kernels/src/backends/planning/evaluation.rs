@@ -56,13 +56,11 @@ fn scored(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, row
     let logits = match backend {
         // On CUDA, logits are part of the loss's scratch memory.
         BackendKind::Cuda => 0,
-        BackendKind::Flex | BackendKind::Candle | BackendKind::Wgpu => {
-            chunk * 4 * logit_copies(backend, model, training.compute)
-        }
+        BackendKind::Flex | BackendKind::Candle | BackendKind::Wgpu => chunk * 4 * logit_copies(backend, model),
     };
     let mut lines = forward(backend, model, &pass);
     lines.extend([
-        scores(backend, model, training, training.longest_document),
+        scores(backend, model, training.longest_document),
         line("predictions", logits * model.vocab_size as u64, format!("from the logits of up to {chunk} tokens")),
     ]);
     lines
@@ -78,7 +76,7 @@ fn answered(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, a
     let cached: usize = caches.map(|cache| tokens * cache.per_token + prompts * cache.per_sequence).sum();
     let mut lines = forward(backend, model, &pass);
     lines.extend([
-        scores(backend, model, training, longest),
+        scores(backend, model, longest),
         line("keys and values", cached as u64 * value, format!("of {prompts} prompts and answers, {tokens} tokens")),
         line(
             "predictions",
@@ -114,8 +112,8 @@ fn widest_layer(model: &ModelSpec) -> u64 {
     (0..model.layers.len()).map(of_layer).max().unwrap_or(0)
 }
 
-fn scores(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, tokens: usize) -> MemoryLine {
-    let (bytes, copies) = (score_bytes(backend, model, training.compute, tokens), score_copies(model));
+fn scores(backend: BackendKind, model: &ModelSpec, tokens: usize) -> MemoryLine {
+    let (bytes, copies) = (score_bytes(backend, model, tokens), score_copies(model));
     line("attention scores", bytes, format!("{copies} f32 copies of the scores of {tokens} tokens"))
 }
 
@@ -163,7 +161,7 @@ mod tests {
         let training = qlora(1, Recompute::Full);
         let answers = Answers { prompts: 64, tokens: 64 * 3000, longest: 3500 };
         let shape = with(&training, EvaluatedRows::None, vec![answers]);
-        for (backend, scores) in [(BackendKind::Cuda, 0), (BackendKind::Wgpu, 3 * 4 * 32 * 3500 * 3500)] {
+        for (backend, scores) in [(BackendKind::Cuda, 0), (BackendKind::Candle, 3 * 4 * 32 * 3500 * 3500)] {
             let estimate = estimate(backend, &llama_3_1_8b(), &shape);
             assert_eq!(estimate.peak, "while prompts are answered");
             // 32 layers, with keys and values of 1024 values in 2 bytes each.

@@ -165,8 +165,8 @@ impl Route {
             _ if ranks.is_empty() => AdapterRoute::None,
             _ if has_few_rows => AdapterRoute::FewRows,
             GemmFormat::Fp8 => AdapterRoute::InCodes,
-            GemmFormat::Compute if columns == 0 => AdapterRoute::Separate,
-            GemmFormat::Compute => AdapterRoute::Appended { columns },
+            GemmFormat::Compute | GemmFormat::F16 if columns == 0 => AdapterRoute::Separate,
+            GemmFormat::Compute | GemmFormat::F16 => AdapterRoute::Appended { columns },
         };
         let is_appended = matches!(adapters, AdapterRoute::Appended { .. });
         let has_magnitudes = adapted.iter().any(|module| module.has_magnitudes);
@@ -318,7 +318,7 @@ impl ModuleShape {
 /// Returns whether one launch computes all experts of a stack: activations in 16 bits, no magnitudes, and more rows than generation has.
 fn is_grouped(group: &GroupShape, context: RouteContext) -> bool {
     let (multiple, has_kernel) = match context.gemms {
-        GemmFormat::Compute => (EXPERT_MULTIPLE, true),
+        GemmFormat::Compute | GemmFormat::F16 => (EXPERT_MULTIPLE, true),
         GemmFormat::Fp8 => (EXPERT_CODES_MULTIPLE, context.has_wgmma),
     };
     let mut modules = group.modules.iter();

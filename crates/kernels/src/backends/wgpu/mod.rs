@@ -19,14 +19,25 @@ mod norm;
 mod optimizer;
 mod self_test;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use cubecl::Runtime;
 use cubecl::wgpu::{WgpuDevice, WgpuRuntime};
 
 pub use engine::Wgpu;
-pub(super) use engine::{has_f16, probe};
-pub(super) use self_test::self_test;
+pub(super) use engine::probe;
+pub(super) use self_test::{attention_refusal, matrices_refusal, self_test};
 
+use crate::linear::GemmFormat;
+use crate::session::RunShape;
 use engine::Engine;
+
+/// Whether attention and the head multiply by matrix units.
+static IN_HALF: AtomicBool = AtomicBool::new(false);
+
+fn is_in_half() -> bool {
+    IN_HALF.load(Ordering::Relaxed)
+}
 
 super::by_default! { Wgpu: MoeOps, ConvOps, DeltaOps }
 
@@ -47,6 +58,10 @@ impl crate::Kernels for Wgpu {
 }
 
 impl crate::Session for Wgpu {
+    fn open(_: &Self::Device, shape: &RunShape) {
+        IN_HALF.store(shape.gemms == GemmFormat::F16, Ordering::Relaxed);
+    }
+
     fn section<R>(_: &Self::Device, work: impl FnOnce() -> R) -> R {
         Engine::get().section(work)
     }

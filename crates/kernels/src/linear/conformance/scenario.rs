@@ -62,7 +62,7 @@ pub(super) fn group<B: Kernels>(
         })
         .unzip();
     (
-        Group { modules, parts: parts.to_vec(), gemms: GemmFormat::Compute, dropout: None, rows: None },
+        Group { modules, parts: parts.to_vec(), gemms: check.case.gemms, dropout: None, rows: None },
         Group { modules: expected, parts: parts.to_vec(), gemms: GemmFormat::Compute, dropout: None, rows: None },
     )
 }

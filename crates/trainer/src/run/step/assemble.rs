@@ -90,6 +90,7 @@ fn run_shape(plan: &Plan, spec: &ModelSpec) -> RunShape {
     let offloads = plan.offload.value && plan.pack.value;
     RunShape {
         kept_bytes: plan.training.kept_bytes,
+        gemms: plan.gemms.value,
         gemm_algorithms: plan.gemm_algorithms.as_ref().map_or_else(Default::default, |algorithms| algorithms.value),
         pass_bytes: plan.backend.value.pass_bytes(spec, &plan.training),
         pass_tokens: tokens,

@@ -1,14 +1,26 @@
-//! Attention on wgpu, with memory linear in the tokens. Kernels: `attention.wgsl`, `delta.wgsl`.
+//! Attention on wgpu, with memory linear in the tokens. Kernels: `attention.wgsl`, `matrices.wgsl`, `delta.wgsl`.
 //!
 //! Trade-off: documents are looked up by each row, so packing needs no table of its own.
+
+mod matrices;
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::AttentionSpec;
 
-use super::engine::{Cost, Engine, Kernel, Matrix, Operand, Wgpu, in_a_row, in_section, int_primitive, tensor};
+use super::engine::{
+    Cost, DividedBy, Engine, Kernel, Matrices, Matrix, Operand, Wgpu, in_a_row, in_section, int_primitive, tensor,
+};
+use super::is_in_half;
 use crate::attention::{
     AttentionOps, AttentionOutput, Documents, Qkv, Sinks, SoftmaxStatistics, StatisticsLayout, reference,
 };
+
+use matrices::Sides;
+
+/// Whether attention uses matrix units where products do.
+pub(super) static BY_MATRICES: AtomicBool = AtomicBool::new(true);
 
 /// Rows of a tile.
 const TILE: usize = 32;
@@ -30,9 +42,16 @@ impl AttentionOps for Wgpu {
             let o = engine.empty_matrix(case.tokens(), spec.heads * spec.head_dim);
             let log_sums = engine.empty_matrix(spec.heads, case.tokens());
             let sinks = sinks.map(|sinks| engine.matrix(sinks.logits_h.clone()));
-            let results = [Operand::Write(&o), Operand::Write(&log_sums)];
-            let operands = sinks.as_ref().map(Operand::Read).into_iter().chain(results).collect();
-            case.launch(engine, "attention", "FORWARD", sinks.is_some(), operands, None);
+            if let Some(matrices) = case.matrices(engine) {
+                let [q, k, v] = case.halves(engine);
+                let sides = Sides { rows: [Some(&q), None], others: [&k, &v] };
+                let given = [sinks.as_ref(), None, None];
+                case.launch_by_matrices(engine, matrices, ("attention", "FORWARD"), &sides, given, &[&o, &log_sums]);
+            } else {
+                let results = [Operand::Write(&o), Operand::Write(&log_sums)];
+                let operands = sinks.as_ref().map(Operand::Read).into_iter().chain(results).collect();
+                case.launch(engine, "attention", "FORWARD", sinks.is_some(), operands, None);
+            }
             let layout = StatisticsLayout::HeadsTokens;
             let statistics = SoftmaxStatistics { log_sum_exp: tensor(log_sums.tensor), layout };
             AttentionOutput { o: tensor(o.tensor), statistics }
@@ -58,13 +77,24 @@ impl AttentionOps for Wgpu {
             let d_o = engine.matrix(d_o);
             let log_sums = engine.matrix(output.statistics.log_sum_exp);
             let deltas = engine.deltas(&engine.matrix(output.o), &d_o, spec);
-            let given = || [&d_o, &log_sums, &deltas].map(Operand::Read).into_iter();
             let empty = |heads: usize| engine.empty_matrix(case.tokens(), heads * spec.head_dim);
             let [d_q, d_k, d_v] = [spec.heads, spec.kv_heads, spec.kv_heads].map(empty);
-            let results = [&d_k, &d_v].map(Operand::Write);
-            case.launch(engine, "attention_keys", "KEYS", false, given().chain(results).collect(), Some(&d_o));
-            let results = [Operand::Write(&d_q)];
-            case.launch(engine, "attention_queries", "QUERIES", false, given().chain(results).collect(), Some(&d_o));
+            let (keys, queries) = (("attention_keys", "KEYS"), ("attention_queries", "QUERIES"));
+            if let Some(matrices) = case.matrices(engine) {
+                let [q, k, v] = case.halves(engine);
+                let d = engine.half(&d_o, DividedBy::Measured);
+                let given = [None, Some(&log_sums), Some(&deltas)];
+                let sides = Sides { rows: [Some(&k), Some(&v)], others: [&q, &d] };
+                case.launch_by_matrices(engine, matrices, keys, &sides, given, &[&d_k, &d_v]);
+                let sides = Sides { rows: [Some(&q), Some(&d)], others: [&k, &v] };
+                case.launch_by_matrices(engine, matrices, queries, &sides, given, &[&d_q]);
+            } else {
+                let given = || [&d_o, &log_sums, &deltas].map(Operand::Read).into_iter();
+                let results = [&d_k, &d_v].map(Operand::Write);
+                case.launch(engine, keys.0, keys.1, false, given().chain(results).collect(), Some(&d_o));
+                let results = [Operand::Write(&d_q)];
+                case.launch(engine, queries.0, queries.1, false, given().chain(results).collect(), Some(&d_o));
+            }
             let [q, k, v] = [d_q, d_k, d_v].map(|d| tensor(d.tensor));
             (Qkv { q, k, v }, d_sinks)
         })
@@ -113,7 +143,7 @@ impl<'a> Attention<'a> {
         more: Vec<Operand<'b>>,
         d_o: Option<&Matrix>,
     ) {
-        let Self { qkv: [q, k, v], boundaries, spec, documents, pairs } = self;
+        let Self { qkv: [q, k, v], boundaries, spec, documents, .. } = self;
         let constants = vec![
             (mode, 1),
             ("SINKS", u32::from(has_sinks)),
@@ -129,14 +159,27 @@ impl<'a> Attention<'a> {
         let strides = [q.stride, q.offset, k.stride, k.offset, v.stride, v.offset, d_row, d_at];
         let mut parameters: Vec<u32> = sizes.into_iter().chain(strides).map(|size| size as u32).collect();
         parameters.extend([spec.scale, spec.soft_cap.unwrap_or(0.0)].map(|value| (value as f32).to_bits()));
+        let (heads, cost) = self.work(mode);
+        let groups = [self.tokens().div_ceil(TILE) as u32, heads as u32, 1];
+        engine.launch(&kernel, &operands, &parameters, groups, cost);
+    }
+
+    /// Returns the heads of a launch, and its work.
+    fn work(&self, mode: &'static str) -> (usize, Cost) {
+        let spec = self.spec;
         let (heads, products) = match mode {
             "FORWARD" => (spec.heads, 2.0),
             "QUERIES" => (spec.heads, 3.0),
             _ => (spec.kv_heads, 4.0),
         };
-        let flops = 2.0 * products * pairs * (spec.heads * spec.head_dim) as f64;
-        let groups = [self.tokens().div_ceil(TILE) as u32, heads as u32, 1];
-        engine.launch(&kernel, &operands, &parameters, groups, Cost { flops, bytes: q.bytes() });
+        let flops = 2.0 * products * self.pairs * (spec.heads * spec.head_dim) as f64;
+        (heads, Cost { flops, bytes: self.qkv[0].bytes() })
+    }
+
+    /// Returns how matrix units compute this; `None` if it is computed in registers.
+    fn matrices(&self, engine: &Engine) -> Option<Matrices> {
+        let is_asked = is_in_half() && BY_MATRICES.load(Ordering::Relaxed);
+        engine.matrices().filter(|matrices| is_asked && matrices::has_kernel(*matrices, self.spec.head_dim))
     }
 }
 

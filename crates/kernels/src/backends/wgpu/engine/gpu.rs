@@ -24,10 +24,48 @@ pub(crate) struct Gpu {
     pub client: ComputeClient<WgpuRuntime>,
     pub limits: Limits,
     pub features: Features,
+    /// How matrix units are used, or why not.
+    pub matrices: Result<Matrices, &'static str>,
     /// Why the device was lost, if it was.
     lost: Arc<Mutex<Option<String>>>,
     /// The last error that no scope has caught.
     fault: Arc<Mutex<Option<String>>>,
+}
+
+/// Matrix units, which multiply matrices of 16 x 16 values in float16 and sum in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Matrices {
+    /// Lanes of the subgroup that a matrix belongs to.
+    pub lanes: usize,
+    /// Whether plain code takes their place.
+    pub are_emulated: bool,
+}
+
+impl Matrices {
+    fn of(adapter: &wgpu::Adapter) -> Result<Self, &'static str> {
+        use wgpu::CooperativeScalarType::{F16, F32};
+        let has_shape = |found: &wgpu::CooperativeMatrixProperties| {
+            (found.m_size, found.n_size, found.k_size) == (16, 16, 16) && (found.ab_type, found.cr_type) == (F16, F32)
+        };
+        let info = adapter.get_info();
+        if info.backend != wgpu::Backend::Vulkan {
+            return Err("matrix units are used through Vulkan alone so far");
+        }
+        if !adapter.features().contains(Features::SHADER_F16 | Features::SUBGROUP_BARRIER) {
+            return Err("its shaders have no float16, or no barriers of subgroups");
+        }
+        let limits = adapter.limits();
+        let threads = 8 * info.subgroup_max_size;
+        if limits.max_compute_workgroup_storage_size < 48 << 10
+            || limits.max_compute_invocations_per_workgroup < threads
+        {
+            return Err("its workgroups are too small for the tiles of matrices");
+        }
+        if !adapter.cooperative_matrix_properties().iter().any(has_shape) {
+            return Err("it offers no matrices of 16 x 16 with operands in float16 and sums in float32");
+        }
+        Ok(Self { lanes: info.subgroup_max_size as usize, are_emulated: false })
+    }
 }
 
 static GPU: OnceLock<Result<Gpu, String>> = OnceLock::new();
@@ -40,9 +78,12 @@ pub(in crate::backends) fn probe() -> Result<(), String> {
     GPU.get_or_init(open).as_ref().map(|_| ()).map_err(Clone::clone)
 }
 
-/// Returns whether the adapter's shaders support float16; CubeCL enables all features of the adapter.
-pub(in crate::backends) fn has_f16() -> bool {
-    GPU.get_or_init(open).as_ref().is_ok_and(|gpu| gpu.features.contains(Features::SHADER_F16))
+/// Returns what keeps the device from offering matrix units that kernels use; `None` if it offers them.
+pub(in crate::backends) fn lacks_matrices() -> Option<&'static str> {
+    match GPU.get_or_init(open) {
+        Ok(gpu) => gpu.matrices.err(),
+        Err(_) => Some("there is no device"),
+    }
 }
 
 impl Gpu {
@@ -111,6 +152,7 @@ fn open() -> Result<Gpu, String> {
     Ok(Gpu {
         limits: device.limits(),
         features: device.features(),
+        matrices: Matrices::of(&adapter),
         client: WgpuRuntime::client(&WgpuDevice::DefaultDevice),
         device,
         queue,

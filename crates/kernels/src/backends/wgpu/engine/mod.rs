@@ -10,6 +10,7 @@
 
 mod fill;
 mod gpu;
+mod half;
 mod launch;
 mod program;
 mod template;
@@ -18,9 +19,14 @@ mod tensor;
 mod tests;
 mod trace;
 
-pub(in crate::backends) use gpu::{has_f16, probe};
+pub(super) use gpu::Matrices;
+pub(super) use gpu::lacks_matrices;
+pub(in crate::backends) use gpu::probe;
+pub(super) use half::{DividedBy, Half};
 pub(super) use launch::{Operand, in_a_row};
 pub(super) use program::Kernel;
+#[cfg(test)]
+pub(super) use program::compile_elsewhere;
 pub use tensor::Wgpu;
 pub(super) use tensor::{Matrix, int_primitive, int_tensor, primitive, tensor};
 pub(super) use trace::Cost;
@@ -36,6 +42,7 @@ use rustc_hash::FxHashMap;
 
 use crate::backends::on_cubecl::{DeviceFailure, Recycled, prepare};
 use gpu::Gpu;
+use half::Halves;
 use launch::{GroupKey, Pace, Recording};
 use program::Programs;
 use tensor::Buffers;
@@ -60,6 +67,10 @@ pub(super) struct Engine {
     pub(super) trace: Trace,
     /// Whether new memory is filled with NaN.
     is_filled: Cell<bool>,
+    /// Copies in float16, while products are by matrix units.
+    halves: Halves,
+    /// Whether matrix units are emulated.
+    emulates: Cell<bool>,
     /// Handles that the open section has bound.
     held: RefCell<Vec<Handle>>,
     depth: Cell<usize>,
@@ -89,6 +100,8 @@ impl Engine {
                 pace: Pace::default(),
                 trace: Trace::default(),
                 is_filled: Cell::new(false),
+                halves: Halves::default(),
+                emulates: Cell::new(false),
                 held: RefCell::default(),
                 depth: Cell::new(0),
                 turn: RefCell::default(),
@@ -101,6 +114,17 @@ impl Engine {
     /// Sets whether new memory is filled with NaN, for the self-test.
     pub(super) fn fill_new_memory(&self, on: bool) {
         self.is_filled.set(on);
+    }
+
+    /// Returns how products by matrix units are computed; `None` if the adapter has none.
+    pub(super) fn matrices(&self) -> Option<Matrices> {
+        if self.emulates.get() { Some(Matrices { lanes: 32, are_emulated: true }) } else { self.gpu.matrices.ok() }
+    }
+
+    /// Has plain code take the place of matrix units.
+    #[cfg(test)]
+    pub(super) fn emulate_matrices(&self) {
+        self.emulates.set(true);
     }
 
     pub(super) fn is_in_section(&self) -> bool {
@@ -207,6 +231,7 @@ impl Drop for Open<'_> {
             let engine = self.engine;
             engine.depth.set(0);
             engine.recording.replace(None);
+            engine.halves.replace(None);
             engine.held.borrow_mut().clear();
             engine.recycled.release();
             engine.groups.borrow_mut().clear();

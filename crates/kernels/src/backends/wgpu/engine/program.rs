@@ -121,3 +121,19 @@ fn compile(gpu: &Gpu, kernel: &Kernel, are_aliased: bool, number: u32) -> Progra
     });
     Program { name: kernel.name, pipeline, layout, number, operands: only_read.len(), only_read }
 }
+
+/// Compiles a kernel for Vulkan and Metal, as wgpu does on a machine that has matrix units.
+#[cfg(test)]
+pub(in crate::backends::wgpu) fn compile_elsewhere(kernel: &Kernel) {
+    let text = text(kernel, false);
+    let module = naga::front::wgsl::parse_str(&text).unwrap_or_else(|error| panic!("{}", error.emit_to_string(&text)));
+    let flags = naga::valid::ValidationFlags::all();
+    let mut validator = naga::valid::Validator::new(flags, naga::valid::Capabilities::all());
+    let info = validator.validate(&module).unwrap_or_else(|error| panic!("{}", error.emit_to_string(&text)));
+    let options = naga::back::spv::Options { lang_version: (1, 6), ..Default::default() };
+    let words = naga::back::spv::write_vec(&module, &info, &options, None).expect("it is SPIR-V");
+    assert!(words.len() > 1000);
+    let options = naga::back::msl::Options { lang_version: (3, 1), ..Default::default() };
+    let (metal, _) = naga::back::msl::write_string(&module, &info, &options, &Default::default()).expect("it is MSL");
+    assert!(metal.contains("simdgroup"), "{metal}");
+}

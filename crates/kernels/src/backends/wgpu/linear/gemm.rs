@@ -8,6 +8,14 @@ use firebrick_precision::Packing;
 use super::super::engine::{Cost, Engine, Kernel, Matrix, Operand, Wgpu, in_a_row, int_primitive};
 use crate::weights::{BlockScales, Weight};
 
+/// Workgroups with which a device is busy.
+const ENOUGH: usize = 96;
+/// Workgroups at which products aim whose inner dimension is divided, and the least part of it.
+const SPLIT_TO: usize = 512;
+const MIN_PART: usize = 128;
+/// Parts are multiples of this.
+pub(super) const DEPTH: usize = 32;
+
 /// A product that is added up: `scale * A Bᵀ`.
 pub(in super::super) struct Segment<'a> {
     /// `[m, k]`.
@@ -25,12 +33,12 @@ pub(in super::super) enum Turned<'a> {
 }
 
 impl Turned<'_> {
-    fn matrix(&self) -> &Matrix {
+    pub(super) fn matrix(&self) -> &Matrix {
         let (Self::Rows(matrix) | Self::Columns(matrix)) = self;
         matrix
     }
 
-    fn shape(&self) -> [usize; 2] {
+    pub(super) fn shape(&self) -> [usize; 2] {
         match self {
             Self::Rows(matrix) => [matrix.rows, matrix.width],
             Self::Columns(matrix) => [matrix.width, matrix.rows],
@@ -45,7 +53,7 @@ impl Turned<'_> {
         }
     }
 
-    const fn is_by_rows(&self) -> bool {
+    pub(super) const fn is_by_rows(&self) -> bool {
         matches!(self, Self::Rows(_))
     }
 }
@@ -79,16 +87,52 @@ impl WeightOperand {
 
 /// Codes, their scales, and the table in which they are looked up.
 pub(in super::super) struct Codes {
-    codes: Matrix,
-    scales: Matrix,
+    pub(super) codes: Matrix,
+    pub(super) scales: Matrix,
     /// Values of scales that are codes.
-    map: Option<Matrix>,
-    table: Matrix,
-    bits: u32,
-    is_high_first: bool,
-    block: usize,
-    rows: usize,
-    columns: usize,
+    pub(super) map: Option<Matrix>,
+    pub(super) table: Matrix,
+    pub(super) bits: u32,
+    pub(super) is_high_first: bool,
+    pub(super) block: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+}
+
+/// How the inner dimension of a product is divided, so that small results keep the device busy as well.
+pub(super) struct Parts {
+    pub(super) count: usize,
+    /// Size of all but the last.
+    pub(super) size: usize,
+}
+
+impl Parts {
+    /// Divides `k` for so many tiles if that is allowed, to get about `enough` workgroups.
+    pub(super) fn of([tiles, enough]: [usize; 2], k: usize, may_split: bool) -> Self {
+        let wanted = if may_split && tiles < ENOUGH { (enough / tiles).min(k / MIN_PART).max(1) } else { 1 };
+        let size = k.div_ceil(wanted).next_multiple_of(DEPTH).max(DEPTH);
+        Self { count: k.div_ceil(size).max(1), size }
+    }
+}
+
+/// Returns rows and columns that a workgroup computes.
+fn tile([m, n]: [usize; 2]) -> [usize; 2] {
+    let is_large = m.div_ceil(128) * n.div_ceil(128) >= ENOUGH;
+    [m, n].map(|size| match size {
+        0..=16 => 16,
+        _ if is_large && size > 64 => 128,
+        _ => 64,
+    })
+}
+
+/// Returns the constants of a tile: a thread has up to two vectors of four values in each direction.
+fn constants_of([tm, tn]: [usize; 2]) -> Vec<(&'static str, u32)> {
+    let [pm, pn] = [tm, tn].map(|size| size.div_ceil(64));
+    let across = tn / (4 * pn);
+    let threads = across * (tm / (4 * pm));
+    let sizes = [("TM", tm), ("TN", tn), ("THREADS", threads), ("ACROSS", across), ("PM", pm), ("PN", pn)];
+    let loads = [("LA", 4 * tm / threads), ("LB", 4 * tn / threads), ("FOUR", 4), ("FIRST_0", 1)];
+    sizes.into_iter().chain(loads).map(|(name, size)| (name, size as u32)).collect()
 }
 
 impl Engine {
@@ -135,25 +179,33 @@ impl Engine {
         bias: Option<&Matrix>,
         add: Option<&Matrix>,
     ) {
+        if self.matrix_gemm(name, c, segments, bias, add) {
+            return;
+        }
         let [m, n] = [c.rows, c.width];
-        let tile = |size: usize| if size <= 16 { 16 } else { 64 };
-        let (tm, tn) = (tile(m), tile(n));
-        let mut constants = vec![
-            ("TM", tm as u32),
-            ("TN", tn as u32),
-            ("THREADS", (tm * tn / 16) as u32),
+        let [first, ..] = segments else { unreachable!("a product has a segment") };
+        let [tm, tn] = tile([m, n]);
+        let [row_tiles, column_tiles] = [m.div_ceil(tm), n.div_ceil(tn)];
+        let may_split = segments.len() == 1 && bias.is_none();
+        let parts = Parts::of([row_tiles * column_tiles, SPLIT_TO], first.a.shape()[1], may_split);
+        let pieces = self.pieces(&parts, c);
+        let to = pieces.as_ref().unwrap_or(c);
+        let added = add.filter(|_| pieces.is_none());
+        let mut constants = constants_of([tm, tn]);
+        constants.extend([
             ("SEGMENTS", segments.len() as u32),
             ("SECOND", u32::from(segments.len() > 1)),
             ("BIAS", u32::from(bias.is_some())),
-            ("ADD", u32::from(add.is_some())),
-        ];
-        let [add_row, add_at] = add.map_or([0; 2], |add| [add.stride, add.offset]);
+            ("ADD", u32::from(added.is_some())),
+        ]);
+        let [add_row, add_at] = added.map_or([0; 2], |add| [add.stride, add.offset]);
         let bias_at = bias.map_or(0, |bias| bias.offset);
-        let [codes_at, scales_at] = segments.first().map_or([0; 2], |first| first.b.codes_at());
-        let head = [m, n, n.div_ceil(tn), c.stride, c.offset, add_row, add_at, bias_at, codes_at, scales_at];
-        let mut parameters: Vec<u32> = head.map(|size| size as u32).into();
+        let [codes_at, scales_at] = first.b.codes_at();
+        let sizes = [m, n, row_tiles, column_tiles, parts.size];
+        let head = sizes.into_iter().chain([to.stride, to.offset, add_row, add_at, bias_at, codes_at, scales_at]);
+        let mut parameters: Vec<u32> = head.map(|size| size as u32).collect();
         let mut operands = Vec::new();
-        let mut cost = Cost { flops: 0.0, bytes: c.bytes() };
+        let mut cost = Cost { flops: 0.0, bytes: to.bytes() };
         let names = [["A_ROWS_0", "B_ROWS_0"], ["A_ROWS_1", "B_ROWS_1"]];
         for (Segment { a, b, scale }, [a_rows, b_rows]) in segments.iter().zip(names) {
             let [rows, k] = a.shape();
@@ -169,10 +221,38 @@ impl Engine {
             cost.bytes += a.matrix().bytes();
         }
         operands.extend(bias.map(Operand::Read));
+        operands.extend(added.map(Operand::Read));
+        operands.push(Operand::Write(to));
+        let kernel = Kernel { name, template: include_str!("gemm.wgsl"), constants };
+        self.launch(&kernel, &operands, &parameters, in_a_row(row_tiles * column_tiles * parts.count), cost);
+        if let Some(pieces) = pieces {
+            self.add_pieces(name, &pieces, parts.count, c, add);
+        }
+    }
+
+    /// Returns room for the pieces of a product whose inner dimension is divided.
+    pub(super) fn pieces(&self, parts: &Parts, c: &Matrix) -> Option<Matrix> {
+        (parts.count > 1).then(|| self.empty_matrix(parts.count * c.rows, c.width))
+    }
+
+    /// Writes the sum of the pieces of a product.
+    pub(super) fn add_pieces(
+        &self,
+        name: &'static str,
+        pieces: &Matrix,
+        count: usize,
+        c: &Matrix,
+        add: Option<&Matrix>,
+    ) {
+        let constants = vec![("ADD", u32::from(add.is_some()))];
+        let kernel = Kernel { name, template: include_str!("split.wgsl"), constants };
+        let mut operands = vec![Operand::Read(pieces)];
         operands.extend(add.map(Operand::Read));
         operands.push(Operand::Write(c));
-        let kernel = Kernel { name, template: include_str!("gemm.wgsl"), constants };
-        self.launch(&kernel, &operands, &parameters, in_a_row(m.div_ceil(tm) * n.div_ceil(tn)), cost);
+        let [add_row, add_at] = add.map_or([0; 2], |add| [add.stride, add.offset]);
+        let parameters = [c.rows, c.width, count, c.stride, c.offset, add_row, add_at].map(|size| size as u32);
+        let cost = Cost { bytes: pieces.bytes(), flops: 0.0 };
+        self.launch(&kernel, &operands, &parameters, in_a_row(c.count().div_ceil(256)), cost);
     }
 }
 
@@ -217,6 +297,11 @@ impl<'a> Values<'a> {
                             ("PER_WORD", 32 / codes.bits),
                             ("SWAPPED", u32::from(codes.bits == 4 && codes.is_high_first)),
                             ("BLOCK", codes.block as u32),
+                            ("LEVELS", 1 << codes.bits),
+                            (
+                                "FOURS",
+                                u32::from([codes.block, codes.columns].iter().all(|size| size.is_multiple_of(4))),
+                            ),
                         ]);
                         (codes.columns, 0)
                     }
@@ -228,7 +313,7 @@ impl<'a> Values<'a> {
     }
 }
 
-fn matrix_of(turned: Turned<'_>) -> &Matrix {
+pub(super) fn matrix_of(turned: Turned<'_>) -> &Matrix {
     let (Turned::Rows(matrix) | Turned::Columns(matrix)) = turned;
     matrix
 }

@@ -6,6 +6,7 @@
 
 mod dropout;
 mod gemm;
+mod matrix;
 mod rows;
 
 use std::ops::Range;
@@ -27,7 +28,8 @@ type Outputs = (Vec<Tensor<Wgpu, 2>>, Option<Box<ProjectSaved<Wgpu>>>);
 impl LinearOps for Wgpu {
     fn project(prologue: Prologue<Self>, group: &Group<Self>, epilogue: Epilogue<Self>, keep: Keep) -> Outputs {
         in_section(|engine| match Parts::of(engine, group, prologue.first_input().dtype()) {
-            Some(parts) if !has_gates(&epilogue) => engine.project(prologue, group, &parts, epilogue, keep),
+            Some(parts) if !has_gates(&epilogue) => engine
+                .in_half(group.gemms == GemmFormat::F16, || engine.project(prologue, group, &parts, epilogue, keep)),
             _ => engine.pause(|| linear::project(prologue, group, epilogue, keep)),
         })
     }
@@ -40,7 +42,10 @@ impl LinearOps for Wgpu {
     ) -> ProjectGradients<Self> {
         let has_gates = saved.heads.as_ref().is_some_and(|heads| heads.epilogue.gates_in_queries);
         in_section(|engine| match Parts::of(engine, &group, saved.prologue.first_input().dtype()) {
-            Some(parts) if !has_gates => engine.project_backward(saved, group, &parts, d_outputs, d_residual_ni),
+            Some(parts) if !has_gates => {
+                let is_half = group.gemms == GemmFormat::F16;
+                engine.in_half(is_half, || engine.project_backward(saved, group, &parts, d_outputs, d_residual_ni))
+            }
             _ => engine.pause(|| linear::project_backward(saved, group, d_outputs, d_residual_ni)),
         })
     }
@@ -74,7 +79,7 @@ impl Parts {
         let is_plain = group.rows.is_none()
             && !group.has_magnitudes()
             && group.dropout.as_ref().is_none_or(dropout::has_kernel)
-            && group.gemms == GemmFormat::Compute
+            && group.gemms != GemmFormat::Fp8
             && dtype == DType::F32;
         if !is_plain {
             return None;

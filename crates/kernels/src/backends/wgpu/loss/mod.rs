@@ -8,6 +8,7 @@ use std::ops::Range;
 use burn_tensor::{DType, Int, Tensor};
 
 use super::engine::{Cost, Engine, Kernel, Matrix, Operand, Wgpu, in_a_row, in_section, int_primitive, tensor};
+use super::is_in_half;
 use super::linear::{Segment, Turned, Values, WeightOperand};
 use crate::embedding::reference as embedding;
 use crate::linear::WeightGradient;
@@ -75,7 +76,8 @@ impl Engine {
         };
         // A chunk's logits are one binding.
         let chunk = options.chunk_tokens.min(self.most_values() / vocabulary).max(1);
-        for start in (0..targets.count).step_by(chunk) {
+        // Copies in float16 live as long as a chunk.
+        let mut of_chunk = |start: usize| {
             let rows = chunk.min(targets.count - start);
             let positions = given.positions.columns(start, rows);
             let hidden = self.gather("gather", hidden, &positions, 1.0);
@@ -84,7 +86,7 @@ impl Engine {
             let product = Segment { a: Turned::Rows(&hidden), b: weight(false), scale: 1.0 };
             self.gemm("head", &logits, &[product], None, None);
             self.cross_entropy(&logits, start, &given, &options, [&log_probs, &correct]);
-            let Some(d_hidden) = &d_hidden else { continue };
+            let Some(d_hidden) = &d_hidden else { return };
             let d_rows = self.empty_matrix(rows, width);
             let product = Segment { a: Turned::Rows(&logits), b: weight(true), scale: 1.0 };
             self.gemm("head_input", &d_rows, &[product], None, None);
@@ -104,6 +106,9 @@ impl Engine {
                 }
                 has_sum = true;
             }
+        };
+        for start in (0..targets.count).step_by(chunk) {
+            self.in_half(is_in_half(), || of_chunk(start));
         }
         let loss_sum = self.sum(&log_probs, given.weights.as_ref(), -1.0);
         CrossEntropy {
