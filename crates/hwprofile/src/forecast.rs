@@ -37,6 +37,27 @@ pub const MEMORY_SHARE: f64 = 2.9 / 3.35;
 /// (`h100-memory-used-again.json` in `benches/results/`); hosts differ by half. If batches are alike, launches are graphs and take 6 to 9 µs.
 pub const LAUNCH_S: f64 = 20e-6;
 
+/// What operations reach of an accelerator's peaks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shares {
+    /// GEMMs, of the peak of their format.
+    pub gemms: f64,
+    /// Attention, forward and backward, of the rate of GEMMs.
+    pub attention: f64,
+}
+
+impl Shares {
+    /// This framework's kernels on wgpu in f32: GEMMs of 8,192 at 30.9 of 67 TFLOP/s on an H200 through Vulkan, attention at 9 (docs/backends.md).
+    pub const WGPU: Self = Self { gemms: 30.9 / 67.0, attention: 9.0 / 30.9 };
+    /// The same by matrix units, of 989 TFLOP/s in float16.
+    pub const WGPU_HALF: Self = Self { gemms: 131.0 / 989.0, attention: 9.0 / 131.0 };
+
+    /// Returns those of a good library on an accelerator.
+    pub fn of_library(spec: &AcceleratorSpec) -> Self {
+        Self { gemms: spec.sustained_share().0, attention: ATTENTION_SHARE }
+    }
+}
+
 /// The host's part of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HostSide {
@@ -124,11 +145,11 @@ impl StepTime {
     }
 
     /// Estimates the time of `work` in `format` on an accelerator. `None`: it does not multiply that format.
-    pub fn of(work: &Work, host: HostSide, spec: &AcceleratorSpec, format: MathFormat) -> Option<Self> {
+    pub fn of(work: &Work, host: HostSide, spec: &AcceleratorSpec, format: MathFormat, shares: Shares) -> Option<Self> {
         let peak = Rates::of_spec(spec, format)?;
-        let (share, _) = spec.sustained_share();
-        let sustained = peak.at_shares(share, share * FP8_SHARE, share * ATTENTION_SHARE, MEMORY_SHARE);
-        Some(Self::between(work, host, spec.host_link, peak, sustained, share))
+        let Shares { gemms, attention } = shares;
+        let sustained = peak.at_shares(gemms, gemms * FP8_SHARE, gemms * attention, MEMORY_SHARE);
+        Some(Self::between(work, host, spec.host_link, peak, sustained, gemms))
     }
 
     /// Estimates from the best rates with full overlap to the reached rates with none.
@@ -193,13 +214,20 @@ mod tests {
     #[test]
     fn bounds_are_ordered_and_the_lower_one_is_the_largest_part() {
         let work = Work { matmul_flops: 989.4e12, fp8_flops: 0.0, attention_flops: 0.0, bytes: 3.35e12 / 2.0 };
-        let step = StepTime::of(&work, HostSide::default(), h100(), MathFormat::Bf16).unwrap();
+        let step =
+            StepTime::of(&work, HostSide::default(), h100(), MathFormat::Bf16, Shares::of_library(h100())).unwrap();
         assert!((step.seconds.lower - 1.0).abs() < 1e-9 && (step.t_memory - 0.5).abs() < 1e-9);
         let at_measured_rate = ALLOWANCE * (989.4 / 794.5 + 0.5 / MEMORY_SHARE);
         assert!((step.seconds.upper - at_measured_rate).abs() < 1e-9, "{step:?}");
         assert_eq!(step.bound, StepBound::Math);
-        let offloaded =
-            StepTime::of(&work, HostSide { bytes: 128e9, launches: 0.0 }, h100(), MathFormat::Bf16).unwrap();
+        let offloaded = StepTime::of(
+            &work,
+            HostSide { bytes: 128e9, launches: 0.0 },
+            h100(),
+            MathFormat::Bf16,
+            Shares::of_library(h100()),
+        )
+        .unwrap();
         assert_eq!((offloaded.t_host, offloaded.bound), (2.0, StepBound::HostLink));
         assert!((offloaded.seconds.upper - step.seconds.upper - 2.0 * ALLOWANCE).abs() < 1e-9);
     }
@@ -232,7 +260,9 @@ mod tests {
     fn a_step_of_few_tokens_takes_the_time_of_its_launches_at_most() {
         let work = Work { matmul_flops: 989.4e9, fp8_flops: 0.0, attention_flops: 0.0, bytes: 0.0 };
         let with = |launches| {
-            StepTime::of(&work, HostSide { bytes: 0.0, launches }, h100(), MathFormat::Bf16).unwrap().seconds
+            StepTime::of(&work, HostSide { bytes: 0.0, launches }, h100(), MathFormat::Bf16, Shares::of_library(h100()))
+                .unwrap()
+                .seconds
         };
         let none = with(0.0);
         assert_eq!(with(1.0), none, "launches next to longer work cost nothing");
@@ -243,14 +273,17 @@ mod tests {
     fn a_format_that_is_not_there_has_no_time() {
         let work = Work { matmul_flops: 1.0, fp8_flops: 0.0, attention_flops: 0.0, bytes: 1.0 };
         let older = AcceleratorSpec::named("a100").unwrap();
-        assert_eq!(StepTime::of(&work, HostSide::default(), older, MathFormat::Fp8), None);
-        assert!(StepTime::of(&work, HostSide::default(), h100(), MathFormat::Fp8).is_some());
+        assert_eq!(StepTime::of(&work, HostSide::default(), older, MathFormat::Fp8, Shares::of_library(older)), None);
+        assert!(
+            StepTime::of(&work, HostSide::default(), h100(), MathFormat::Fp8, Shares::of_library(h100())).is_some()
+        );
     }
 
     #[test]
     fn a_run_costs_its_hours_times_price_and_power() {
         let work = Work { matmul_flops: 989.4e12, fp8_flops: 0.0, attention_flops: 0.0, bytes: 0.0 };
-        let step = StepTime::of(&work, HostSide::default(), h100(), MathFormat::Bf16).unwrap();
+        let step =
+            StepTime::of(&work, HostSide::default(), h100(), MathFormat::Bf16, Shares::of_library(h100())).unwrap();
         let run = RunCost::of(&step, 7200, 1000.0, Some(700.0), Some(3.0));
         assert!((run.seconds.lower - 7200.0).abs() < 1e-6);
         assert!((run.tokens_per_s.upper - 1000.0).abs() < 1e-6 && run.tokens_per_s.lower < run.tokens_per_s.upper);

@@ -107,8 +107,9 @@ impl HardwareKind {
                 Engine::Cuda
             }
             // Older cards lack matrix instructions that backend `cuda` needs.
-            Self::OlderNvidia | Self::Cdna3 | Self::Cdna4 | Self::PonteVecchio | Self::AppleSilicon => Engine::Wgpu,
-            Self::Gaudi | Self::Tpu => Engine::NoBackend,
+            Self::OlderNvidia | Self::PonteVecchio | Self::AppleSilicon => Engine::Wgpu,
+            // CDNA has no Vulkan driver; docs/backends.md says what HIP would take.
+            Self::Cdna3 | Self::Cdna4 | Self::Gaudi | Self::Tpu => Engine::NoBackend,
             Self::Cpu => Engine::Cpu,
         }
     }

@@ -4,14 +4,14 @@
 //! Trade-off: a row is assumed to contain between one document and the maximum of any row, so data with one odd row has a wider range.
 
 use firebrick_hwprofile::AcceleratorSpec;
-use firebrick_hwprofile::forecast::{ALLOWANCE, HostSide, Range, RunCost, StepBound, StepTime};
+use firebrick_hwprofile::forecast::{ALLOWANCE, HostSide, Range, RunCost, Shares, StepBound, StepTime};
 use firebrick_hwprofile::human::{human_energy, human_range, human_seconds};
 use firebrick_hwprofile::memory::MemoryEstimate;
 use firebrick_hwprofile::peaks::MeasuredPeaks;
 use firebrick_hwprofile::scaling::{EIGHT_BY_400_GBIT, Links, Network, RankStep, Sharding, copies_slowed_by};
 use firebrick_hwprofile::spec::{Engine, HardwareKind, MathFormat};
 use firebrick_hwprofile::tuning::{FlashAttention, HardwareConfig, get_optimal_config};
-use firebrick_kernels::{BackendKind, TrainingShape, cuda_launches, step_work};
+use firebrick_kernels::{BackendKind, GemmFormat, TrainingShape, cuda_launches, step_work};
 use firebrick_parallel::BUCKET_BYTES;
 use firebrick_precision::FloatType;
 use serde::Serialize;
@@ -215,16 +215,24 @@ fn step_time(
             _ => 0.0,
         },
     };
-    let format = match training.compute {
+    let (format, wgpu) = match (case.backend, training.gemms) {
+        (BackendKind::Wgpu, GemmFormat::F16) => (Some(MathFormat::F16), Some(Shares::WGPU_HALF)),
+        (BackendKind::Wgpu, _) => (None, Some(Shares::WGPU)),
+        _ => (None, None),
+    };
+    let format = format.unwrap_or(match training.compute {
         FloatType::F32 => MathFormat::F32,
         FloatType::F16 => MathFormat::F16,
         FloatType::Bf16 => MathFormat::Bf16,
-    };
+    });
     let with_documents = |tokens: f64| {
         let work = step_work(case.spec, training, extent.micro_batches, tokens);
         let at_measured =
             rated.measured.and_then(|peaks| StepTime::at_measured(&work, host, rated.spec, format, peaks));
-        at_measured.or_else(|| StepTime::of(&work, host, rated.spec?, format))
+        at_measured.or_else(|| {
+            let spec = rated.spec?;
+            StepTime::of(&work, host, spec, format, wgpu.unwrap_or_else(|| Shares::of_library(spec)))
+        })
     };
     let shortest = with_documents(training.row_len as f64 / extent.documents_per_row.max(1) as f64)?;
     let longest = with_documents(training.longest_document.min(training.row_len) as f64)?;
@@ -302,6 +310,9 @@ fn step_reason(
     };
     let origin = match (measured, spec) {
         (Some(_), _) => "measured on this machine, and its copies".to_owned(),
+        (None, _) if backend == BackendKind::Wgpu => {
+            "the share that wgpu's kernels were measured at on an H200 through Vulkan".to_owned()
+        }
         (None, Some(spec)) => spec.sustained_share().1,
         (None, None) => unreachable!("a forecast rests on one of them"),
     };
@@ -309,9 +320,6 @@ fn step_reason(
         _ if measured.is_some() => "",
         Engine::Cuda => "",
         Engine::NoBackend => "; no backend exists for it here",
-        Engine::Wgpu | Engine::Cpu if backend == BackendKind::Wgpu => {
-            ", which wgpu's kernels do not reach: expect more"
-        }
         Engine::Wgpu | Engine::Cpu => "",
     };
     let time = |seconds: f64| human_seconds(Range { lower: seconds, upper: seconds });

@@ -89,7 +89,7 @@ impl PlanBasis {
         let mut others = Vec::new();
         for machine in AcceleratorSpec::all() {
             if machine.kind.engine() == Engine::NoBackend {
-                others.push((machine.name, "no backend of Burn runs there".to_owned()));
+                others.push((machine.name, "no backend runs there".to_owned()));
                 continue;
             }
             let request = PlanRequest {
