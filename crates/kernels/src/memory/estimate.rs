@@ -70,7 +70,7 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
         BaseStorage::Frozen(Format::Quantized(format)) => format!(
             "projections in {format}, {:.3} bits per parameter; the rest in {}",
             format.bits_per_value(),
-            training.compute
+            training.storage().compute
         ),
         BaseStorage::Frozen(format) => format!("every parameter in {format}"),
         BaseStorage::Trained => String::new(),
