@@ -65,7 +65,7 @@ pub(super) fn half(wish: &Wish<'_>, case: &Case<'_>) -> Option<Chosen<GemmFormat
     }
     // What a machine that is only named offers is not known; none of them has run this.
     let refusal = match case.profile.named {
-        Some(_) => Some("of matrix units that only the machine itself can report"),
+        Some(_) => Some("only the machine itself can say whether it has matrix units"),
         None => case.backend.half_gemms_refusal(),
     };
     Some(match refusal {

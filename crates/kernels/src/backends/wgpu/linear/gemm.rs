@@ -10,7 +10,7 @@ use crate::weights::{BlockScales, Weight};
 
 /// Workgroups with which a device is busy.
 const ENOUGH: usize = 96;
-/// Workgroups at which products aim whose inner dimension is divided, and the least part of it.
+/// Number of workgroups to aim for when the inner dimension is divided, and the minimum size of a part.
 const SPLIT_TO: usize = 512;
 const MIN_PART: usize = 128;
 /// Parts are multiples of this.

@@ -7,7 +7,7 @@ use burn_tensor::DType;
 use super::super::engine::{Cost, DividedBy, Engine, Half, Kernel, Matrices, Matrix, Operand, in_a_row};
 use super::gemm::{Codes, DEPTH, Parts, Segment, Values, WeightOperand, matrix_of};
 
-/// Least number of large tiles: fewer of them, each with a part of the inner dimension, are slower than small ones.
+/// Minimum number of large tiles; with fewer, small ones are faster even if the inner dimension is divided.
 const MIN_LARGE: usize = 24;
 
 /// Sizes of a workgroup's tile, and matrices per subgroup.
@@ -38,7 +38,7 @@ impl Tile {
         }
     }
 
-    /// Returns workgroups at which a product aims if its inner dimension is divided.
+    /// Returns the number of workgroups to aim for when the inner dimension is divided.
     const fn enough(self) -> usize {
         if self.rows * self.columns > 128 * 128 { 256 } else { 512 }
     }
@@ -165,13 +165,9 @@ impl Engine {
         });
         let [m, n] = [c.rows, c.width];
         let k = first.a.shape()[1].next_multiple_of(DEPTH);
-        let codes = match &b {
-            Second::Codes { codes, .. } => Some(*codes),
-            Second::Half(_) => None,
-        };
-        let factor_b = match &b {
-            Second::Half(half) => half.factor.clone(),
-            Second::Codes { .. } => None,
+        let (codes, factor_b) = match &b {
+            Second::Codes { codes, .. } => (Some(*codes), None),
+            Second::Half(half) => (None, half.factor.clone()),
         };
         let tile = Tile::of([m, n], codes.is_some());
         let tiles = tile.count([m, n]);
