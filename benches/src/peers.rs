@@ -100,7 +100,7 @@ fn ask(
         .map(|(index, row)| json!({ "index": index, "key": row.key, "config": config_of(&row.key.what) }))
         .collect();
     let on_gpu = !backend.on_cpu;
-    let Probe { gemm_size, copy_bytes, launches } = Probe::of(backend.on_cpu);
+    let Probe { gemm_size, copy_bytes, launches } = if on_gpu { Probe::LARGE } else { Probe::SMALL };
     let formats: Vec<&String> = backend.flops_per_s.keys().collect();
     let peaks = json!({ "gemm_size": gemm_size, "copy_bytes": copy_bytes, "launches": launches, "formats": formats });
     let request =

@@ -183,7 +183,11 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 fn peaks<B: Kernels>(setting: &Setting<B>) -> Result<BackendResults, RunError> {
     let on_cpu = setting.scale == Scale::Small;
     // Autotuning tries many kernels at the size of the peak, where wgpu's kernels are slow.
-    let probe = if setting.scale == Scale::Medium { Probe::MEDIUM } else { Probe::of(on_cpu) };
+    let probe = match setting.scale {
+        Scale::Small => Probe::SMALL,
+        Scale::Medium => Probe::MEDIUM,
+        Scale::Large => Probe::LARGE,
+    };
     let mut backend = BackendResults {
         backend: setting.kind.to_string(),
         device: String::new(),

@@ -64,6 +64,15 @@ impl BackendKind {
         }
     }
 
+    /// Returns the maximum bytes of a tensor on this machine's device, if the backend has such a limit.
+    pub fn largest_tensor_bytes(self) -> Option<u64> {
+        match self {
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => wgpu::largest_tensor_bytes(),
+            _ => None,
+        }
+    }
+
     /// Looks for a device, and avoids the panic of a backend that starts without one. A CPU is always found.
     ///
     /// # Errors

@@ -150,7 +150,7 @@ fn measure<B: Kernels>(case: &Case<'_>) -> Result<BenchReport, RunError> {
     // The buffers of the peak rates must not be added to those of training.
     drop(trainer);
     B::release_memory(&device);
-    let peaks = Probe::of(plan.backend.value.is_cpu()).peaks::<B>(&device, dtype, gemms)?;
+    let peaks = Probe::of(plan.backend.value).peaks::<B>(&device, dtype, gemms)?;
     let trace = traced.map(|operations| StepTrace::new(&operations, step_s, &peaks));
     let report = report(case, steps, peak, peaks);
     Ok(BenchReport { load_s, self_test_s, usage, trace, ..report })

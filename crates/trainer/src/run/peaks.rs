@@ -69,14 +69,16 @@ pub struct Probe {
 impl Probe {
     /// Sizes for a GPU whose operations are slow to tune at large sizes.
     pub const MEDIUM: Self = Self { gemm_size: 4096, copy_bytes: 512 << 20, launches: 4 };
+    /// Sizes for processors.
+    pub const SMALL: Self = Self { gemm_size: 1024, copy_bytes: 128 << 20, launches: 1 };
+    /// Sizes that are large enough for the best rate of a GPU and small enough to take milliseconds; copies far exceed its caches.
+    pub const LARGE: Self = Self { gemm_size: 8192, copy_bytes: 1 << 30, launches: 10 };
 
-    /// Returns sizes that are large enough for the best rate of the device and small enough to take milliseconds; copies far exceed its caches.
-    pub fn of(is_cpu: bool) -> Self {
-        if is_cpu {
-            Self { gemm_size: 1024, copy_bytes: 128 << 20, launches: 1 }
-        } else {
-            Self { gemm_size: 8192, copy_bytes: 1 << 30, launches: 10 }
-        }
+    /// Returns the sizes for a backend on this machine.
+    pub fn of(backend: BackendKind) -> Self {
+        // Software on the CPU binds less than a large copy.
+        let is_small = |most| most < Self::LARGE.copy_bytes as u64;
+        if backend.is_cpu() || backend.largest_tensor_bytes().is_some_and(is_small) { Self::SMALL } else { Self::LARGE }
     }
 
     /// Measures all peaks of an otherwise idle device.
@@ -96,8 +98,10 @@ impl Probe {
     /// Measures the best rate of square GEMMs, in 1e12 operations per second.
     fn gemm_tflops<B: Kernels>(self, device: &B::Device, dtype: DType, gemms: GemmFormat) -> Result<f64, RunError> {
         let size = self.gemm_size;
-        let random = || Tensor::<B, 2>::random([size, size], Distribution::Uniform(-1.0, 1.0), device).cast(dtype);
-        let (x_ni, weight, weight_gradient) = (random(), Weight::Dense(random()), WeightGradient::Frozen);
+        let random = |dtype| Tensor::<B, 2>::random([size, size], Distribution::Uniform(-1.0, 1.0), device).cast(dtype);
+        // As a run holds them: frozen weights of GEMMs in float16 are that already.
+        let weight = Weight::Dense(random(if gemms == GemmFormat::F16 { DType::F16 } else { dtype }));
+        let (x_ni, weight_gradient) = (random(dtype), WeightGradient::Frozen);
         let module = Module { columns: 0..size, weight, weight_gradient, bias: None, adapter: None };
         let group = Group { modules: vec![module], parts: vec![size], gemms, dropout: None, rows: None };
         let work = || {
@@ -177,7 +181,7 @@ pub fn try_gemm(backend: BackendKind) -> Result<(FloatType, f64), RunError> {
     let dtype = dtype_of(compute_format(FloatType::F16, backend, None).value);
     let is_half = dtype == DType::F16 || backend.half_gemms_refusal().is_none();
     let gemms = if dtype == DType::F32 && is_half { GemmFormat::F16 } else { GemmFormat::Compute };
-    let probe = if backend.is_cpu() { Probe::of(true) } else { Probe::MEDIUM };
+    let probe = if backend.is_cpu() { Probe::SMALL } else { Probe::MEDIUM };
     let test = SelfTest { dtype, gemms, head_dim: HEAD_DIM, has_experts: false };
     device_work(|| self_test(backend, 0, test))?;
     let tflops = with_backend!(backend, B => device_work(|| {
@@ -203,7 +207,7 @@ fn of_backend<B: Kernels>(
     profile: &HardwareProfile,
     print: &dyn Fn(&str),
 ) -> Result<MeasuredPeaks, RunError> {
-    let (device, probe) = (B::device_of(0), Probe::of(backend.is_cpu()));
+    let (device, probe) = (B::device_of(0), Probe::of(backend));
     let mut gemms = Vec::new();
     for (format, dtype, kind) in formats(backend, profile) {
         let tflops = match device_work(|| probe.gemm_tflops::<B>(&device, dtype, kind)) {

@@ -9,6 +9,8 @@ use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 
 pub use failure::DeviceFailure;
 pub(super) use failure::suppressed_message;
+#[cfg(feature = "wgpu")]
+pub(super) use failure::{loss, note_loss, note_message};
 #[cfg(feature = "cuda")]
 pub(super) use handle_number::{Owner, is_only_handle};
 pub(super) use handle_number::{handle_number, prepare};

@@ -41,6 +41,11 @@ fn is_in_half() -> bool {
 
 super::by_default! { Wgpu: MoeOps, ConvOps, DeltaOps }
 
+/// Returns the maximum bytes of a tensor, which launches bind whole.
+pub(super) fn largest_tensor_bytes() -> Option<u64> {
+    probe().is_ok().then(|| Engine::get().most_values() as u64 * 4)
+}
+
 /// Returns the bytes that this thread's memory pools hold on the default device.
 pub(super) fn allocated_bytes() -> Option<u64> {
     WgpuRuntime::client(&WgpuDevice::DefaultDevice).memory_usage().ok().map(|usage| usage.bytes_reserved)

@@ -7,7 +7,7 @@
 //! Trade-off: one adapter per process, the one that the system calls the fastest.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use cubecl::client::ComputeClient;
 use cubecl::future::block_on;
@@ -15,7 +15,7 @@ use cubecl::prelude::Runtime;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, RuntimeOptions, WgpuDevice, WgpuRuntime, WgpuSetup, init_setup};
 use wgpu::{Features, Limits};
 
-use crate::backends::on_cubecl::{DeviceFailure, configure};
+use crate::backends::on_cubecl::{DeviceFailure, configure, loss, note_loss, note_message};
 
 /// The device, its queue, and what it can do.
 pub(crate) struct Gpu {
@@ -26,10 +26,6 @@ pub(crate) struct Gpu {
     pub features: Features,
     /// How matrix units are used, or why not.
     pub matrices: Result<Matrices, &'static str>,
-    /// Why the device was lost, if it was.
-    lost: Arc<Mutex<Option<String>>>,
-    /// The last error that no scope has caught.
-    fault: Arc<Mutex<Option<String>>>,
 }
 
 /// Matrix units, which multiply matrices of 16 x 16 values in float16 and sum in f32.
@@ -98,16 +94,9 @@ impl Gpu {
 
     /// Unwinds from `operation` if the device is lost.
     pub(crate) fn check(&self, operation: &'static str) {
-        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(reason) = lost {
-            let message = format!("the device was lost: {reason}");
+        if let Some(message) = loss() {
             DeviceFailure { operation, out_of_memory: false, message }.raise()
         }
-    }
-
-    /// Returns the last error that no scope has caught, once.
-    pub(crate) fn take_fault(&self) -> Option<String> {
-        self.fault.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Runs work of wgpu, and unwinds from `operation` with what was wrong with it.
@@ -140,11 +129,9 @@ fn open() -> Result<Gpu, String> {
     if let Some(feature) = missing {
         return Err(format!("the driver of {} lacks {feature:?}", adapter.get_info().name));
     }
-    let [lost, fault] = [(); 2].map(|()| Arc::new(Mutex::new(None)));
-    let (at_loss, at_fault) = (lost.clone(), fault.clone());
-    device.set_device_lost_callback(move |reason, text| note(&at_loss, format!("{reason:?}: {text}")));
-    device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
-        note(&at_fault, error.to_string());
+    device.set_device_lost_callback(|reason, text| note_loss(&format!("{reason:?}: {text}")));
+    device.on_uncaptured_error(Arc::new(|error: wgpu::Error| {
+        note_message(error.to_string());
         if std::thread::current().name().is_some_and(|name| name.starts_with("DSD-")) {
             resume_unwind(Box::new("an error of wgpu"));
         }
@@ -156,13 +143,7 @@ fn open() -> Result<Gpu, String> {
         client: WgpuRuntime::client(&WgpuDevice::DefaultDevice),
         device,
         queue,
-        lost,
-        fault,
     })
-}
-
-fn note(place: &Mutex<Option<String>>, text: String) {
-    *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
 }
 
 /// Requests the adapter that CubeCL will request, which panics if there is none.

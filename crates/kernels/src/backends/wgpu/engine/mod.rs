@@ -40,7 +40,7 @@ use cubecl::server::Handle;
 use cubecl::wgpu::WgpuDevice;
 use rustc_hash::FxHashMap;
 
-use crate::backends::on_cubecl::{DeviceFailure, Recycled, prepare};
+use crate::backends::on_cubecl::{DeviceFailure, Recycled, prepare, suppressed_message};
 use gpu::Gpu;
 use half::Halves;
 use launch::{GroupKey, Pace, Recording};
@@ -179,8 +179,7 @@ impl Engine {
     fn flush_burn(&self) {
         if let Err(error) = self.gpu.client.flush() {
             self.gpu.check("an operation of Burn");
-            let fault = self.gpu.take_fault();
-            let message = fault.unwrap_or_else(|| format!("{error:?}"));
+            let message = suppressed_message().unwrap_or_else(|| format!("{error:?}"));
             let out_of_memory = message.contains("emory");
             DeviceFailure { operation: "an operation of Burn", out_of_memory, message }.raise();
         }

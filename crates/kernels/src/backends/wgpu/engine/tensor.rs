@@ -191,7 +191,7 @@ impl Engine {
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.gpu.client.get_resource(handle.clone())));
         let Ok(Ok(resource)) = answer else {
             self.gpu.check("allocating a tensor");
-            let detail = self.gpu.take_fault().or_else(suppressed_message).unwrap_or_default();
+            let detail = suppressed_message().unwrap_or_default();
             let message = format!("CubeCL could not allocate {} bytes: {detail}", handle.size());
             DeviceFailure { operation: "allocating a tensor", out_of_memory: true, message }.raise();
         };

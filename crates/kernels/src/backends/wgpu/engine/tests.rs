@@ -151,6 +151,33 @@ fn a_wrong_program_is_an_error_with_the_name_of_its_operation() {
     assert_eq!(host(add(&filled(8, 1.0), &filled(8, 2.0))), [3.0; 8]);
 }
 
+/// A device is lost for all threads of a process, so this test starts itself in one of its own.
+#[test]
+fn a_lost_device_is_an_error() {
+    const IS_CHILD: &str = "FIREBRICK_TEST_LOSES_ITS_DEVICE";
+    if !has_adapter() {
+        return;
+    }
+    if std::env::var_os(IS_CHILD).is_some() {
+        return lose_the_device();
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().expect("this program's path"));
+    let child = child.args(["a_lost_device_is_an_error"]).env(IS_CHILD, "1").output().expect("this program starts");
+    let text = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && text.contains("1 passed"), "{text}");
+}
+
+fn lose_the_device() {
+    DeviceFailure::quiet_hook();
+    let [a, b] = [1.0, 2.0].map(|value| filled(8, value));
+    assert_eq!(host(add(&a, &b)), [3.0; 8]);
+    Engine::get().gpu.device.destroy();
+    for _ in 0..2 {
+        let failure = DeviceFailure::catch(|| host(add(&a, &b))).expect_err("the device is lost");
+        assert!(failure.message.contains("lost") && !failure.out_of_memory, "{failure:?}");
+    }
+}
+
 #[test]
 fn a_tensor_that_is_too_large_is_an_error_and_later_work_goes_on() {
     if !has_adapter() {
