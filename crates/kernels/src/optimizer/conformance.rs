@@ -18,7 +18,9 @@ const SIZES: [usize; 3] = [5, 700, 4096 + 33];
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     let gradients = SIZES.map(|size| check.random_f32([size], 2.0));
     let (ours, expected): (Vec<_>, Vec<_>) = gradients.into_iter().unzip();
-    check.compare("squared_norm", B::squared_norm(&ours), reference::squared_norm(&expected));
+    let many: Vec<_> = (0..10).map(|i| check.random_f32([SIZES[i % SIZES.len()] + i], 2.0)).collect();
+    let (of_ours, of_expected): (Vec<_>, Vec<_>) = many.into_iter().unzip();
+    check.compare("squared_norm", B::squared_norm(&of_ours), reference::squared_norm(&of_expected));
     for value in [0.0, 0.25, 1.0, 400.0, 1e30, f32::INFINITY, f32::NAN] {
         let squared_norm = |device| Tensor::from_floats([value], device);
         let (norm, factor) = B::clip(squared_norm(check.device), 1.5);

@@ -136,6 +136,11 @@ impl Engine {
         (self.gpu.limits.max_storage_buffer_binding_size / 4) as usize
     }
 
+    /// Returns how many operands a launch may have.
+    pub(super) fn most_operands(&self) -> usize {
+        self.gpu.limits.max_storage_buffers_per_shader_stage as usize
+    }
+
     /// Runs `work` after all work that CubeCL has been given, and before what it is given later. Inside another section, just calls `work`.
     pub(super) fn section<R>(&self, work: impl FnOnce() -> R) -> R {
         if self.is_in_section() {

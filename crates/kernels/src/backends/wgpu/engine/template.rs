@@ -2,6 +2,7 @@
 //!
 //! - `#if NAME` ... `#else` ... `#end` keeps lines if the constant is there and not 0.
 //! - `#for i in NAME` ... `#end` repeats lines with `{i}` replaced by 0, 1, ...
+//! - `#use NAME` is replaced by a text that several templates share.
 //! - `{NAME}` is replaced by the constant's value.
 //! - `@binding(_)` numbers the bindings that are kept, in order; `READ` is `read`, or `read_write` where an operand shares its memory with a result.
 //!
@@ -11,6 +12,10 @@ use std::collections::BTreeMap;
 
 /// Values by name, of which a program is built.
 pub(crate) type Constants = BTreeMap<&'static str, u32>;
+
+/// Texts that templates share, by name.
+const SHARED: [(&str, &str); 2] =
+    [("largest", include_str!("largest.wgsl")), ("half_rows", include_str!("half_rows.wgsl"))];
 
 /// Returns the text of a program.
 ///
@@ -70,6 +75,10 @@ fn block(lines: &[&str], values: &BTreeMap<String, u32>, text: &mut String) {
                     block(&lines[index + 1..end], &inner, text);
                 }
                 index = end;
+            }
+            Some(["use", name]) => {
+                let (_, shared) = SHARED.iter().find(|(known, _)| known == name).expect("a text that templates share");
+                block(&shared.lines().collect::<Vec<_>>(), values, text);
             }
             Some(other) => panic!("a template has no command {other:?}"),
             None => text.push_str(&line),

@@ -179,9 +179,27 @@ impl Engine {
         bias: Option<&Matrix>,
         add: Option<&Matrix>,
     ) {
-        if self.matrix_gemm(name, c, segments, bias, add) {
-            return;
+        if !self.matrix_gemm(name, c, segments, [bias, add], None) {
+            self.register_gemm(name, c, segments, bias, add);
         }
+    }
+
+    /// Writes a product to `c`, `[m, ranks]`, that will be A of a second segment of this scale; the first has the same A as this product.
+    pub(super) fn low_rank_gemm(&self, name: &'static str, c: &Matrix, segment: Segment<'_>, scale: f64) {
+        let segments = [segment];
+        if !self.matrix_gemm(name, c, &segments, [None; 2], Some(scale)) {
+            self.register_gemm(name, c, &segments, None, None);
+        }
+    }
+
+    fn register_gemm(
+        &self,
+        name: &'static str,
+        c: &Matrix,
+        segments: &[Segment<'_>],
+        bias: Option<&Matrix>,
+        add: Option<&Matrix>,
+    ) {
         let [m, n] = [c.rows, c.width];
         let [first, ..] = segments else { unreachable!("a product has a segment") };
         let [tm, tn] = tile([m, n]);
@@ -226,7 +244,7 @@ impl Engine {
         let kernel = Kernel { name, template: include_str!("gemm.wgsl"), constants };
         self.launch(&kernel, &operands, &parameters, in_a_row(row_tiles * column_tiles * parts.count), cost);
         if let Some(pieces) = pieces {
-            self.add_pieces(name, &pieces, parts.count, c, add);
+            self.add_pieces(name, [&pieces, c], parts.count, add, None);
         }
     }
 
@@ -235,24 +253,28 @@ impl Engine {
         (parts.count > 1).then(|| self.empty_matrix(parts.count * c.rows, c.width))
     }
 
-    /// Writes the sum of the pieces of a product.
+    /// Writes the sum of the pieces of a product, and a copy in float16 if given, divided by the powers of rows times a constant.
     pub(super) fn add_pieces(
         &self,
         name: &'static str,
-        pieces: &Matrix,
+        [pieces, c]: [&Matrix; 2],
         count: usize,
-        c: &Matrix,
         add: Option<&Matrix>,
+        copy: Option<(&Matrix, &Matrix, f64)>,
     ) {
-        let constants = vec![("ADD", u32::from(add.is_some()))];
+        let constants = vec![("ADD", u32::from(add.is_some())), ("HALF", u32::from(copy.is_some()))];
         let kernel = Kernel { name, template: include_str!("split.wgsl"), constants };
         let mut operands = vec![Operand::Read(pieces)];
         operands.extend(add.map(Operand::Read));
+        operands.extend(copy.into_iter().flat_map(|(half, powers, _)| [Operand::Read(powers), Operand::Write(half)]));
         operands.push(Operand::Write(c));
         let [add_row, add_at] = add.map_or([0; 2], |add| [add.stride, add.offset]);
-        let parameters = [c.rows, c.width, count, c.stride, c.offset, add_row, add_at].map(|size| size as u32);
+        let [rows, width] = copy.map_or([c.rows, c.width], |(half, ..)| [half.rows, half.width]);
+        let sizes = [c.rows, c.width, count, c.stride, c.offset, add_row, add_at, rows, width];
+        let mut parameters: Vec<u32> = sizes.map(|size| size as u32).into();
+        parameters.push((copy.map_or(1.0, |(.., scale)| scale) as f32).to_bits());
         let cost = Cost { bytes: pieces.bytes(), flops: 0.0 };
-        self.launch(&kernel, &operands, &parameters, in_a_row(c.count().div_ceil(256)), cost);
+        self.launch(&kernel, &operands, &parameters, in_a_row((rows * width).div_ceil(256)), cost);
     }
 }
 

@@ -65,6 +65,11 @@ fn is_wide(half: &Half) -> bool {
     half.values.dtype() == DType::F32
 }
 
+/// What a second segment of this scale is divided by, in addition to the factors of the first: its B is 1,024 times as much.
+fn relative_to(scale: f64) -> f64 {
+    1024.0 / scale
+}
+
 /// What a program is made of.
 #[derive(Clone, Copy)]
 struct Form<'a> {
@@ -73,8 +78,9 @@ struct Form<'a> {
     codes: Option<&'a Codes>,
     a_is_turned: bool,
     b_is_turned: bool,
-    /// Whether B has a factor, and there are a second product, a bias, and a matrix that is added; whether C is written in vectors of four.
-    has: [bool; 5],
+    /// Whether B has a factor, and there are a second product, a bias, and a matrix that is added; whether C is written in vectors of four; whether each
+    /// row of A has a factor.
+    has: [bool; 6],
     /// Whether B and that of the second product are f32.
     are_wide: [bool; 2],
 }
@@ -84,7 +90,7 @@ impl Form<'_> {
         let Self { tile, matrices, codes, .. } = self;
         let threads = tile.threads(matrices.lanes);
         let words = 4 * tile.columns / threads;
-        let [has_factor, has_second, has_bias, adds, has_vectors] = self.has.map(usize::from);
+        let [has_factor, has_second, has_bias, adds, has_vectors, has_rows] = self.has.map(usize::from);
         let mut constants = vec![
             ("BM", tile.rows),
             ("BN", tile.columns),
@@ -103,6 +109,7 @@ impl Form<'_> {
             ("BIAS", has_bias),
             ("ADD", adds),
             ("VECTORS", has_vectors),
+            ("FACTORS", has_rows),
             ("WIDE_B", usize::from(self.are_wide[0])),
             ("WIDE_1", usize::from(self.are_wide[1])),
             ("EMULATED", usize::from(matrices.are_emulated)),
@@ -139,28 +146,28 @@ impl WeightOperand {
 }
 
 impl Engine {
-    /// Computes what [`Engine::gemm`] does by matrix units; returns whether it did, which depends on the format of the weight alone.
+    /// Computes what [`Engine::gemm`] does by matrix units; returns whether it did, which depends on the format of the weight alone. If C will be the
+    /// first matrix of a second segment, of that scale, its copy in float16 is made here where that takes no launch.
     pub(super) fn matrix_gemm(
         &self,
         name: &'static str,
         c: &Matrix,
         segments: &[Segment<'_>],
-        bias: Option<&Matrix>,
-        add: Option<&Matrix>,
+        [bias, add]: [Option<&Matrix>; 2],
+        scale_of_second: Option<f64>,
     ) -> bool {
         let Some(matrices) = self.matrices().filter(|_| self.is_in_half()) else { return false };
         let [first, rest @ ..] = segments else { unreachable!("a product has a segment") };
         if matches!(&first.b, Values::Weight { operand, .. } if !operand.is_for_matrices()) {
             return false;
         }
-        let (a_matrix, a_is_turned) = (first.a.matrix(), !first.a.is_by_rows());
-        let a = self.half(a_matrix, DividedBy::Measured);
-        let (b, b_is_turned) = self.second_matrix(first, a_is_turned);
+        let a_is_turned = !first.a.is_by_rows();
+        let (a, b, b_is_turned) = if a_is_turned { self.over_rows(first) } else { self.row_by_row(first) };
         let factor = a.factor.clone().expect("it was measured");
         let second = rest.first().map(|segment| {
             let Values::Matrix(b) = &segment.b else { unreachable!("only the first segment has a weight") };
             let b = self.adapter_matrix(matrix_of(*b), false);
-            let relative = DividedBy::Relative(&factor, 1024.0 / segment.scale);
+            let relative = DividedBy::Relative(&factor, relative_to(segment.scale));
             [self.half(segment.a.matrix(), relative), b]
         });
         let [m, n] = [c.rows, c.width];
@@ -169,6 +176,7 @@ impl Engine {
             Second::Codes { codes, .. } => (Some(*codes), None),
             Second::Half(half) => (None, half.factor.clone()),
         };
+        let has_rows = factor.width > 1;
         let tile = Tile::of([m, n], codes.is_some());
         let tiles = tile.count([m, n]);
         let parts = Parts::of([tiles, tile.enough()], k, bias.is_none());
@@ -204,13 +212,16 @@ impl Engine {
         let scale = if are_wide[0] { first.scale / 1024.0 } else { first.scale };
         parameters.push((scale as f32).to_bits());
         let has_vectors = [n, to.stride, to.offset, add_row, add_at].iter().all(|size| size.is_multiple_of(4));
-        let has = [factor_b.is_some(), second.is_some(), bias.is_some(), added.is_some(), has_vectors];
+        let has = [factor_b.is_some(), second.is_some(), bias.is_some(), added.is_some(), has_vectors, has_rows];
         let constants = Form { tile, matrices, codes, a_is_turned, b_is_turned, has, are_wide }.constants();
         let kernel = Kernel { name, template: include_str!("matrix.wgsl"), constants };
         let cost = Cost { flops: 2.0 * (m * n * (k + ranks)) as f64, bytes: to.bytes() };
         self.launch(&kernel, &operands, &parameters, in_a_row(tiles * parts.count), cost);
         if let Some(pieces) = pieces {
-            self.add_pieces(name, &pieces, parts.count, c, add);
+            let scale = scale_of_second.map(relative_to);
+            let half = scale.map(|_| self.relative_half(c));
+            let copy = half.as_ref().zip(scale).map(|(half, scale)| (half, &factor, scale));
+            self.add_pieces(name, [&pieces, c], parts.count, add, copy);
         }
         true
     }
@@ -224,32 +235,38 @@ impl Engine {
         self.half(matrix, DividedBy::Adapter)
     }
 
-    fn second_matrix<'a>(&self, segment: &Segment<'a>, a_is_turned: bool) -> (Second<'a>, bool) {
-        match &segment.b {
-            Values::Matrix(b) => {
-                // The gradient of a weight multiplies two kinds of activations; else it is a matrix of an adapter.
-                let matrix = matrix_of(*b);
-                let half = if a_is_turned {
-                    self.half(matrix, DividedBy::Measured)
-                } else {
-                    self.adapter_matrix(matrix, true)
-                };
-                (Second::Half(Box::new(half)), !b.is_by_rows())
+    /// Returns the matrices of a product that keeps the rows of A apart, and whether B is turned.
+    fn row_by_row<'a>(&self, segment: &Segment<'a>) -> (Half, Second<'a>, bool) {
+        let a = self.half(segment.a.matrix(), DividedBy::Rows);
+        let (b, is_turned) = match &segment.b {
+            Values::Matrix(b) => (Second::Half(Box::new(self.adapter_matrix(matrix_of(*b), true))), !b.is_by_rows()),
+            Values::Weight { operand: WeightOperand::Quantized(codes), rows, is_turned } => {
+                (Second::Codes { codes, first_row: rows.start }, *is_turned)
             }
-            Values::Weight { operand, rows, is_turned } => {
-                let second = match operand {
-                    WeightOperand::Dense(values) => {
-                        let values = values.rows(rows.start, rows.len());
-                        Second::Half(Box::new(match values.dtype() {
-                            DType::F16 => Half { values, factor: None },
-                            _ => self.half(&values, DividedBy::Plain),
-                        }))
-                    }
-                    WeightOperand::Quantized(codes) => Second::Codes { codes, first_row: rows.start },
+            Values::Weight { operand: WeightOperand::Dense(values), rows, is_turned } => {
+                let values = values.rows(rows.start, rows.len());
+                let half = match values.dtype() {
+                    DType::F16 => Half { values, factor: None },
+                    _ => self.half(&values, DividedBy::Plain),
                 };
-                (second, *is_turned)
+                (Second::Half(Box::new(half)), *is_turned)
             }
-        }
+        };
+        (a, b, is_turned)
+    }
+
+    /// Returns the matrices of a product over the rows of both, as of a gradient of a weight. The wider one has a factor per row, by which the rows of
+    /// the other are multiplied; A is the one that carries the factor of all.
+    fn over_rows<'a>(&self, segment: &Segment<'a>) -> (Half, Second<'a>, bool) {
+        let Values::Matrix(b) = &segment.b else { unreachable!("a product over rows has no weight") };
+        let (a, b) = (segment.a.matrix(), matrix_of(*b));
+        let (wide, other) = if a.width > b.width { (a, b) } else { (b, a) };
+        let wide_half = self.half(wide, DividedBy::Rows);
+        let factors = wide_half.factor.as_ref().expect("rows are measured");
+        let other = self.half(other, DividedBy::Folded(factors));
+        let factor = other.factor.clone();
+        let [a, b] = if a.width > b.width { [wide_half, other] } else { [other, wide_half] };
+        (Half { factor, ..a }, Second::Half(Box::new(Half { factor: None, ..b })), true)
     }
 }
 
@@ -275,7 +292,7 @@ mod tests {
         let turned = [[false, false], [false, true], [true, true]];
         for ([a_is_turned, b_is_turned], tile) in turned.into_iter().flat_map(|turned| tiles.map(|tile| (turned, tile)))
         {
-            for has in [[true; 5], [false; 5]] {
+            for has in [[true; 6], [false; 6]] {
                 let matrices = Matrices { lanes: 32, are_emulated: false };
                 let are_wide = [!has[0], has[0]];
                 let form = Form { tile, matrices, codes: None, a_is_turned, b_is_turned, has, are_wide };

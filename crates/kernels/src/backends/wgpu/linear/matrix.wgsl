@@ -1,7 +1,7 @@
 // C [m, n] = factor * (A [m, k] B [n, k]^T + A_1 [m, ranks] B_1 [n, ranks]^T) [+ bias of the column] [+ add], by 16 x 16 matrices of a subgroup.
 //
 // A and A_1 are float16. So is B_1, or it is f32 as the matrix of an adapter; so is B, or it is codes of 4 bits, each pair looked up in a table of
-// bytes on the way into workgroup memory. The factor is a product of the powers of two by which A and B were divided. A_TURNED, TURNED: A is stored
+// bytes on the way into workgroup memory. The factor is a product of the powers of two by which A, or each row of it (FACTORS), and B were divided. A_TURNED, TURNED: A is stored
 // as [k, m], B and B_1 as [k, n]. Sums are f32. A workgroup computes BM x BN values, a subgroup FM x FN matrices of them; BK is 32, of which k is a
 // multiple. If k is divided, workgroups with the same values have parts of it, and C is [parts, m, n]. EMULATED: the same text with matrices as plain
 // code, for adapters without them.
@@ -361,7 +361,11 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) gro
         workgroupBarrier();
     }
 #end
+#if FACTORS
+    var factor = p.scale;
+#else
     var factor = p.scale * factor_a[0];
+#end
 #if FACTOR_B
     factor *= factor_b[0];
 #end
@@ -388,9 +392,14 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) gro
 #end
         let row = row_0 + sub_row + {i}u * 16u + result_row;
         if (lane < 32u && row < p.m) {
+#if FACTORS
+            let of_row = factor * factor_a[row];
+#else
+            let of_row = factor;
+#end
             for (var v = 0u; v < 2u; v++) {
                 let column = column_0 + sub_column + {j}u * 16u + result_column * 4u + v * 4u;
-                var values = results[place + result_row * 4u + result_column + v] * factor;
+                var values = results[place + result_row * 4u + result_column + v] * of_row;
 #if VECTORS
                 if (column < p.n) {
 #if BIAS

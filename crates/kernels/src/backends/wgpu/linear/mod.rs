@@ -138,7 +138,7 @@ impl Engine {
     fn prologue_output(&self, prologue: &Prologue<Wgpu>) -> Matrix {
         match prologue {
             Prologue::None { x } => self.matrix(x.clone()),
-            Prologue::Norm { x, norm } => self.rms_norm(&self.matrix(x.clone()), norm, None),
+            Prologue::Norm { x, norm } => self.rms_norm_for_products(&self.matrix(x.clone()), norm),
             Prologue::Gated { gate, up, activation } => {
                 self.gated(&self.matrix(gate.clone()), &self.matrix(up.clone()), *activation)
             }
@@ -161,7 +161,12 @@ impl Engine {
             if let Some(pair) = &module.adapter {
                 let a = self.matrix(pair.a.clone());
                 let product = Segment { a: Turned::Rows(x), b: Values::Matrix(Turned::Rows(&a)), scale: 1.0 };
-                self.gemm("low_rank", &u.columns(ranks.start, ranks.len()), &[product], None, None);
+                let to = u.columns(ranks.start, ranks.len());
+                // After dropout, x is not the A that the outputs' products have.
+                match group.dropout {
+                    None => self.low_rank_gemm("low_rank", &to, product, pair.scale),
+                    Some(_) => self.gemm("low_rank", &to, &[product], None, None),
+                }
             }
         }
         Some(u)
@@ -295,6 +300,10 @@ impl Engine {
             let b = self.matrix(pair.b.clone()).rows(rows.start, rows.len());
             let dy = d_parts[*part].columns(*column, rows.len());
             let product = Segment { a: Turned::Rows(&dy), b: Values::Matrix(Turned::Columns(&b)), scale: pair.scale };
+            if rows.len() == group.modules[*module].columns.len() {
+                self.low_rank_gemm("d_low_rank", &to, product, 1.0);
+                continue;
+            }
             let is_first = !std::mem::replace(&mut written[*module], true);
             self.gemm("d_low_rank", &to, &[product], None, (!is_first).then_some(&to));
         }

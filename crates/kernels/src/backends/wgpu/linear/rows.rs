@@ -3,7 +3,7 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::Activation;
 
-use super::super::engine::{Cost, Engine, Kernel, Matrix, Operand, Wgpu, in_a_row, primitive, tensor};
+use super::super::engine::{Cost, Engine, Half, Kernel, Matrix, Operand, Wgpu, in_a_row, primitive, tensor};
 use crate::linear::{HeadPart, HeadRole, HeadsEpilogue, RotaryTables, SavedHeads};
 use crate::norm::NormWeight;
 
@@ -11,10 +11,10 @@ use crate::norm::NormWeight;
 const THREADS: usize = 256;
 
 impl Engine {
-    /// Computes `activation(gate) * up`.
+    /// Computes `activation(gate) * up`, with its copy in float16 where products are by matrix units.
     pub(super) fn gated(&self, gate: &Matrix, up: &Matrix, activation: Activation) -> Matrix {
         let y = self.empty_matrix(gate.rows, gate.width);
-        self.activated("gated", [gate, up], None, activation, &[Operand::Write(&y)]);
+        self.activated("gated", [gate, up], None, activation, &[&y], self.half_rows(&y).as_ref());
         y
     }
 
@@ -27,8 +27,7 @@ impl Engine {
         dy: &Matrix,
     ) -> [Matrix; 2] {
         let [d_gate, d_up] = [(); 2].map(|()| self.empty_matrix(gate.rows, gate.width));
-        let results = [Operand::Write(&d_gate), Operand::Write(&d_up)];
-        self.activated("gated_backward", [gate, up], Some(dy), activation, &results);
+        self.activated("gated_backward", [gate, up], Some(dy), activation, &[&d_gate, &d_up], None);
         [d_gate, d_up]
     }
 
@@ -38,7 +37,8 @@ impl Engine {
         [gate, up]: [&Matrix; 2],
         dy: Option<&Matrix>,
         activation: Activation,
-        results: &[Operand<'_>],
+        results: &[&Matrix],
+        half: Option<&Half>,
     ) {
         let (kind, limit, alpha) = match activation {
             Activation::Silu => ("SILU", 0.0, 0.0),
@@ -46,19 +46,24 @@ impl Engine {
             Activation::Sigmoid => ("SIGMOID", 0.0, 0.0),
             Activation::ClampedSwiglu(constants) => ("CLAMPED", constants.limit(), constants.alpha()),
         };
-        let constants = vec![(kind, 1), ("BACKWARD", u32::from(dy.is_some()))];
+        let mut constants = vec![(kind, 1), ("BACKWARD", u32::from(dy.is_some()))];
+        constants.extend(Half::constants(half));
         let kernel = Kernel { name, template: include_str!("rows.wgsl"), constants };
         let mut operands = vec![Operand::Read(gate), Operand::Read(up)];
         operands.extend(dy.map(Operand::Read));
-        operands.extend(results.iter().map(|result| match result {
-            Operand::Read(matrix) => Operand::Read(matrix),
-            Operand::Write(matrix) => Operand::Write(matrix),
-        }));
+        operands.extend(results.iter().map(|result| Operand::Write(result)));
+        operands.extend(half.into_iter().flat_map(Half::operands));
         let [dy_row, dy_at] = dy.map_or([0; 2], |dy| [dy.stride, dy.offset]);
         let sizes = [gate.rows, gate.width, gate.stride, gate.offset, up.stride, up.offset, dy_row, dy_at];
         let mut parameters: Vec<u32> = sizes.map(|size| size as u32).into();
         parameters.extend([limit, alpha].map(f32::to_bits));
-        self.each_value(&kernel, &operands, &parameters, gate);
+        match half {
+            Some(half) => {
+                let cost = Cost { bytes: gate.bytes() * operands.len() as f64, flops: 0.0 };
+                self.launch(&kernel, &operands, &parameters, in_a_row(half.values.rows), cost);
+            }
+            None => self.each_value(&kernel, &operands, &parameters, gate),
+        }
     }
 
     /// Rotates heads, or turns them back.

@@ -1,4 +1,7 @@
-// Operations on each value of rows: gated activations and their backward, rotation of heads.
+// Operations on each value of rows: gated activations and their backward, rotation of heads. HALF: a workgroup per row, and a copy in float16.
+#if HALF
+enable f16;
+#end
 #if ROTARY
 struct P { tokens: u32, width: u32, x_row: u32, x_at: u32, head: u32, half: u32, sign: f32 }
 #else
@@ -103,8 +106,23 @@ fn one(token: u32, column: u32) {
 }
 #end
 
-@compute @workgroup_size(256)
+const THREADS = 256u;
+#if HALF
+#use half_rows
+#end
+
+@compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) group: vec3<u32>) {
-    let index = (group.x + group.y * 65535u) * 256u + thread;
-    if (index < p.tokens * p.width) { one(index / p.width, index % p.width); }
+    let index = group.x + group.y * 65535u;
+#if HALF
+    var largest = 0.0;
+    for (var i = thread; i < p.width && index < p.tokens; i += THREADS) {
+        one(index, i);
+        largest = max(largest, abs(y[index * p.width + i]));
+    }
+    put_half(thread, index, p.tokens, p.width, largest);
+#else
+    let value = index * THREADS + thread;
+    if (value < p.tokens * p.width) { one(value / p.width, value % p.width); }
+#end
 }

@@ -2,7 +2,7 @@
 
 use burn_tensor::{DType, Tensor};
 
-use super::engine::{Cost, Engine, Kernel, Matrix, Operand, Wgpu, in_a_row, in_section, tensor};
+use super::engine::{Cost, Engine, Half, Kernel, Matrix, Operand, Wgpu, in_a_row, in_section, tensor};
 use crate::norm::reference;
 use crate::{NormOps, NormWeight};
 
@@ -46,7 +46,14 @@ impl Engine {
     /// Computes `x / rms(x) * (offset + weight)`, plus a residual if given.
     pub(super) fn rms_norm(&self, x: &Matrix, norm: &NormWeight<Wgpu>, residual: Option<&Matrix>) -> Matrix {
         let y = self.empty_matrix(x.rows, x.width);
-        self.norm_rows("rms_norm", x, norm, None, residual, &y, None);
+        self.norm_rows("rms_norm", x, norm, None, residual, &y, None, None);
+        y
+    }
+
+    /// Computes the same as the first matrix of products, with its copy in float16 where they are by matrix units.
+    pub(super) fn rms_norm_for_products(&self, x: &Matrix, norm: &NormWeight<Wgpu>) -> Matrix {
+        let y = self.empty_matrix(x.rows, x.width);
+        self.norm_rows("rms_norm", x, norm, None, None, &y, None, self.half_rows(&y).as_ref());
         y
     }
 
@@ -60,7 +67,7 @@ impl Engine {
     ) -> (Matrix, Option<Matrix>) {
         let dx = self.empty_matrix(x.rows, x.width);
         let rstds = norm.trains.then(|| self.empty_matrix(1, x.rows));
-        self.norm_rows("rms_norm_backward", x, norm, Some(dy), residual, &dx, rstds.as_ref());
+        self.norm_rows("rms_norm_backward", x, norm, Some(dy), residual, &dx, rstds.as_ref(), None);
         (dx, rstds.map(|rstds| self.column_sums(dy, Some((x, &rstds)))))
     }
 
@@ -73,6 +80,7 @@ impl Engine {
         residual: Option<&Matrix>,
         y: &Matrix,
         rstds: Option<&Matrix>,
+        half: Option<&Half>,
     ) {
         let weight = self.matrix(norm.weight.clone());
         let mut operands = vec![Operand::Read(x), Operand::Read(&weight)];
@@ -80,8 +88,10 @@ impl Engine {
         operands.extend(residual.map(Operand::Read));
         operands.push(Operand::Write(y));
         operands.extend(rstds.map(Operand::Write));
+        operands.extend(half.into_iter().flat_map(Half::operands));
         let has = |part: Option<&Matrix>| u32::from(part.is_some());
-        let constants = vec![("BACKWARD", has(dy)), ("ADD", has(residual)), ("SCALES", has(rstds))];
+        let mut constants = vec![("BACKWARD", has(dy)), ("ADD", has(residual)), ("SCALES", has(rstds))];
+        constants.extend(Half::constants(half));
         let kernel = Kernel { name, template: include_str!("norm.wgsl"), constants };
         let [residual, dy] = [residual, dy].map(|part| part.map_or([0; 2], |part| [part.stride, part.offset]));
         let float = |value: f64| (value as f32).to_bits();
@@ -89,7 +99,13 @@ impl Engine {
         let strides = [residual[0], residual[1], dy[0], dy[1]].map(|size| size as u32);
         let parameters = [&sizes[..], &[float(norm.offset), float(norm.epsilon)], &strides].concat();
         let bytes = x.bytes() * operands.len().saturating_sub(1) as f64;
-        self.launch(&kernel, &operands, &parameters, in_a_row(x.rows), Cost { bytes, flops: 0.0 });
+        self.launch(
+            &kernel,
+            &operands,
+            &parameters,
+            in_a_row(half.map_or(x.rows, |half| half.values.rows)),
+            Cost { bytes, flops: 0.0 },
+        );
     }
 
     /// Sums the rows of `y`, times those of `x` and a factor per row if given: `[1, width]`.

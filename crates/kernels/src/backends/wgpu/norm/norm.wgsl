@@ -1,4 +1,7 @@
-// RMSNorm of rows: y = x * rstd * (offset + w) [+ residual], and its backward. One workgroup per row; sums in f32.
+// RMSNorm of rows: y = x * rstd * (offset + w) [+ residual], and its backward. One workgroup per row; sums in f32. HALF: also a copy in float16.
+#if HALF
+enable f16;
+#end
 struct P { rows: u32, width: u32, x_row: u32, x_at: u32, w_at: u32, offset: f32, epsilon: f32, add_row: u32, add_at: u32, dy_row: u32, dy_at: u32 }
 var<immediate> p: P;
 @binding(_) var<storage, READ> x: array<f32>;
@@ -15,6 +18,9 @@ var<immediate> p: P;
 #end
 
 const THREADS = 256u;
+#if HALF
+#use half_rows
+#end
 var<workgroup> sums: array<vec2<f32>, THREADS>;
 
 fn total(thread: u32, value: vec2<f32>) -> vec2<f32> {
@@ -30,7 +36,15 @@ fn total(thread: u32, value: vec2<f32>) -> vec2<f32> {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) group: vec3<u32>) {
     let row = group.x + group.y * 65535u;
+#if HALF
+    if (row >= p.rows) {
+        put_half(thread, row, p.rows, p.width, 0.0);
+        return;
+    }
+    var largest = 0.0;
+#else
     if (row >= p.rows) { return; }
+#end
     let at = p.x_at + row * p.x_row;
     var sum = vec2<f32>();
     for (var i = thread; i < p.width; i += THREADS) {
@@ -57,5 +71,11 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) gro
         value += add[p.add_at + row * p.add_row + i];
 #end
         y[row * p.width + i] = value;
+#if HALF
+        largest = max(largest, abs(value));
+#end
     }
+#if HALF
+    put_half(thread, row, p.rows, p.width, largest);
+#end
 }

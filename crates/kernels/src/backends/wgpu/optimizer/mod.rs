@@ -15,6 +15,12 @@ use crate::optimizer::{AdamW, AdamWState, EightBitMoments, Moments, RangeGradien
 
 /// Values that one workgroup sums.
 const PIECE: usize = 8192;
+/// Tensors of one launch of sums: with the result as many operands as every adapter allows, less one.
+const MAX_TENSORS: usize = 6;
+
+fn pieces(values: &Matrix) -> usize {
+    values.count().div_ceil(PIECE).max(1)
+}
 
 impl OptimizerOps for Wgpu {
     /// Four codes per word: WebGPU has no bytes.
@@ -62,11 +68,10 @@ impl OptimizerOps for Wgpu {
                 return engine.pause(|| reference::squared_norm(tensors));
             }
             let values: Vec<Matrix> = tensors.iter().map(|tensor| engine.values(tensor.clone())).collect();
-            let pieces = |count: usize| count.div_ceil(PIECE).max(1);
-            let sums = engine.empty_matrix(1, values.iter().map(|values| pieces(values.count())).sum());
+            let sums = engine.empty_matrix(1, values.iter().map(pieces).sum());
             let mut at = 0;
-            for values in &values {
-                let to = sums.columns(at, pieces(values.count()));
+            for values in values.chunks(MAX_TENSORS) {
+                let to = sums.columns(at, values.iter().map(pieces).sum());
                 engine.partial_sums(values, None, ("SQUARE", 1), 1.0, &to);
                 at += to.width;
             }
@@ -85,6 +90,7 @@ impl OptimizerOps for Wgpu {
             let scale = engine.matrix(gradient_scale);
             let has_codes = states.iter().any(|state| matches!(state.moments, Moments::EightBit(_)));
             let maps = has_codes.then(|| engine.matrix(maps()));
+            let mut in_8_bits = Vec::new();
             let update = |(AdamWState { parameter, moments }, gradient): (AdamWState<Self>, Tensor<Self, 1>)| {
                 let gradient = engine.f32_matrix(gradient);
                 match moments {
@@ -92,12 +98,18 @@ impl OptimizerOps for Wgpu {
                         engine.adamw([parameter, first, second], &gradient, &scale, hyper)
                     }
                     Moments::EightBit(moments) => {
-                        let maps = maps.as_ref().expect("some state has codes");
-                        engine.adamw_8bit(parameter, *moments, [&gradient, &scale, maps], hyper)
+                        let (operands, state) = engine.operands_in_8_bits(parameter, *moments, gradient);
+                        in_8_bits.push(operands);
+                        state
                     }
                 }
             };
-            states.into_iter().zip(gradients).map(update).collect()
+            let states = states.into_iter().zip(gradients).map(update).collect();
+            if let Some(maps) = &maps {
+                let most = engine.most_operands().saturating_sub(2) / 6;
+                in_8_bits.chunks(most.clamp(1, 3)).for_each(|some| engine.adamw_8bit(some, [&scale, maps], hyper));
+            }
+            states
         })
     }
 }
@@ -105,30 +117,28 @@ impl OptimizerOps for Wgpu {
 impl Engine {
     /// Sums values, times others if given, and times `sign`: `[1, 1]`.
     pub(super) fn sum(&self, values: &Matrix, times: Option<&Matrix>, sign: f32) -> Matrix {
-        let pieces = values.count().div_ceil(PIECE).max(1);
-        let sums = self.empty_matrix(1, pieces);
+        let sums = self.empty_matrix(1, pieces(values));
         let mode = if times.is_some() { ("PRODUCT", 1) } else { ("PRODUCT", 0) };
-        self.partial_sums(values, times, mode, sign, &sums);
-        if pieces > 1 { self.sum(&sums, None, 1.0) } else { sums }
+        self.partial_sums(std::slice::from_ref(values), times, mode, sign, &sums);
+        if sums.width > 1 { self.sum(&sums, None, 1.0) } else { sums }
     }
 
     fn partial_sums(
         &self,
-        values: &Matrix,
+        tensors: &[Matrix],
         times: Option<&Matrix>,
         mode: (&'static str, u32),
         sign: f32,
         sums: &Matrix,
     ) {
-        let constants = vec![mode, ("PIECE", PIECE as u32)];
+        let constants = vec![mode, ("PIECE", PIECE as u32), ("TENSORS", tensors.len() as u32)];
         let kernel = Kernel { name: "sum", template: include_str!("sums.wgsl"), constants };
-        let mut operands = vec![Operand::Read(values)];
-        operands.extend(times.map(Operand::Read));
+        let mut operands: Vec<_> = tensors.iter().chain(times).map(Operand::Read).collect();
         operands.push(Operand::Write(sums));
-        let sizes = [values.count(), values.offset, times.map_or(0, |times| times.offset), sums.offset];
-        let mut parameters: Vec<u32> = sizes.map(|size| size as u32).into();
-        parameters.push(sign.to_bits());
-        self.launch(&kernel, &operands, &parameters, in_a_row(sums.width), Cost { bytes: values.bytes(), flops: 0.0 });
+        let mut parameters = vec![sums.offset as u32, times.map_or(0, |times| times.offset) as u32, sign.to_bits()];
+        parameters.extend(tensors.iter().flat_map(|values| [values.count() as u32, values.offset as u32]));
+        let cost = Cost { bytes: tensors.iter().map(Matrix::bytes).sum(), flops: 0.0 };
+        self.launch(&kernel, &operands, &parameters, in_a_row(sums.width), cost);
     }
 
     /// Writes `a`, or the sum of both, to `y`, which may be `b`.
@@ -160,13 +170,13 @@ impl Engine {
         AdamWState { parameter, moments: Moments::F32 { first, second } }
     }
 
-    fn adamw_8bit(
+    /// Returns the operands of a step in place, and the state after it.
+    fn operands_in_8_bits(
         &self,
         parameter: Tensor<Wgpu, 1>,
         moments: EightBitMoments<Wgpu>,
-        given: [&Matrix; 3],
-        hyper: &AdamW,
-    ) -> AdamWState<Wgpu> {
+        gradient: Matrix,
+    ) -> ([Matrix; 6], AdamWState<Wgpu>) {
         let EightBitMoments { first_codes, first_absmax, second_codes, second_absmax } = moments;
         let state = [
             primitive(parameter),
@@ -175,26 +185,40 @@ impl Engine {
             int_primitive(second_codes),
             primitive(second_absmax),
         ];
-        let state = state.map(|tensor| self.owned(tensor));
-        let count = state[0].count();
-        let kernel = Kernel { name: "adamw_8bit", template: include_str!("adamw_8bit.wgsl"), constants: Vec::new() };
-        let operands: Vec<_> = state.iter().map(Operand::Write).chain(given.map(Operand::Read)).collect();
-        let mut parameters = vec![count as u32];
-        parameters.extend(state.iter().chain(given).map(|matrix| matrix.offset as u32));
-        let (correction1, correction2) = hyper.corrections();
-        parameters.extend(factors(hyper, correction2 * hyper.epsilon).map(f32::to_bits));
-        let rates = [hyper.learning_rate * correction2 / correction1, 1.0 - hyper.learning_rate * hyper.weight_decay];
-        parameters.extend(rates.map(|rate| (rate as f32).to_bits()));
-        let cost = Cost { bytes: 4.0 * given[0].bytes(), flops: 0.0 };
-        self.launch(&kernel, &operands, &parameters, in_a_row(count.div_ceil(BLOCK_SIZE)), cost);
-        let [parameter, first_codes, first_absmax, second_codes, second_absmax] = state;
+        let [parameter, first_codes, first_absmax, second_codes, second_absmax] =
+            state.map(|tensor| self.owned(tensor));
+        let operands =
+            [&parameter, &first_codes, &first_absmax, &second_codes, &second_absmax, &gradient].map(Clone::clone);
         let moments = EightBitMoments {
             first_codes: int_tensor(first_codes.tensor),
             first_absmax: first_absmax.into_values(),
             second_codes: int_tensor(second_codes.tensor),
             second_absmax: second_absmax.into_values(),
         };
-        AdamWState { parameter: parameter.into_values(), moments: Moments::EightBit(Box::new(moments)) }
+        let state = AdamWState { parameter: parameter.into_values(), moments: Moments::EightBit(Box::new(moments)) };
+        (operands, state)
+    }
+
+    fn adamw_8bit(&self, tensors: &[[Matrix; 6]], shared: [&Matrix; 2], hyper: &AdamW) {
+        let constants = vec![("TENSORS", tensors.len() as u32)];
+        let kernel = Kernel { name: "adamw_8bit", template: include_str!("adamw_8bit.wgsl"), constants };
+        let mut operands = Vec::new();
+        let (correction1, correction2) = hyper.corrections();
+        let rates = [hyper.learning_rate * correction2 / correction1, 1.0 - hyper.learning_rate * hyper.weight_decay];
+        let mut parameters: Vec<u32> = shared.iter().map(|matrix| matrix.offset as u32).collect();
+        parameters.extend(factors(hyper, correction2 * hyper.epsilon).map(f32::to_bits));
+        parameters.extend(rates.map(|rate| (rate as f32).to_bits()));
+        let (mut blocks, mut bytes) = (0, 0.0);
+        for [state @ .., gradient] in tensors {
+            operands.extend(state.iter().map(Operand::Write));
+            operands.push(Operand::Read(gradient));
+            parameters.push(state[0].count() as u32);
+            parameters.extend(state.iter().chain([gradient]).map(|matrix| matrix.offset as u32));
+            blocks += state[0].count().div_ceil(BLOCK_SIZE);
+            bytes += 4.0 * gradient.bytes();
+        }
+        operands.extend(shared.map(Operand::Read));
+        self.launch(&kernel, &operands, &parameters, in_a_row(blocks), Cost { bytes, flops: 0.0 });
     }
 }
 

@@ -1,7 +1,14 @@
-// Sums of values, PIECE of them per workgroup: a * b, a * a, or a.
-struct P { count: u32, a_at: u32, b_at: u32, sums_at: u32, sign: f32 }
+// Sums of values of several tensors, PIECE values of one per workgroup: a * b, a * a, or a.
+struct P {
+    sums_at: u32, b_at: u32, sign: f32,
+#for t in TENSORS
+    count_{t}: u32, at_{t}: u32,
+#end
+}
 var<immediate> p: P;
-@binding(_) var<storage, READ> a: array<f32>;
+#for t in TENSORS
+@binding(_) var<storage, READ> a_{t}: array<f32>;
+#end
 #if PRODUCT
 @binding(_) var<storage, READ> b: array<f32>;
 #end
@@ -12,26 +19,37 @@ var<workgroup> parts: array<f32, THREADS>;
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) group: vec3<u32>) {
-    let piece = group.x + group.y * 65535u;
-    let end = min((piece + 1u) * {PIECE}u, p.count);
+    let index = group.x + group.y * 65535u;
     var sum = 0.0;
-    for (var i = piece * {PIECE}u + thread; i < end; i += THREADS) {
-        let value = a[p.a_at + i];
+    // Pieces of the tensors before.
+    var before = 0u;
+#for t in TENSORS
+    {
+        let pieces = max((p.count_{t} + {PIECE}u - 1u) / {PIECE}u, 1u);
+        if (index >= before && index < before + pieces) {
+            let first = (index - before) * {PIECE}u;
+            let end = min(first + {PIECE}u, p.count_{t});
+            for (var i = first + thread; i < end; i += THREADS) {
+                let value = a_{t}[p.at_{t} + i];
 #if PRODUCT
-        sum += value * b[p.b_at + i];
+                sum += value * b[p.b_at + i];
 #else
 #if SQUARE
-        sum += value * value;
+                sum += value * value;
 #else
-        sum += value;
+                sum += value;
 #end
 #end
+            }
+        }
+        before += pieces;
     }
+#end
     parts[thread] = sum;
     workgroupBarrier();
     for (var half = THREADS / 2u; half > 0u; half /= 2u) {
         if (thread < half) { parts[thread] += parts[thread + half]; }
         workgroupBarrier();
     }
-    if (thread == 0u && piece * {PIECE}u < max(p.count, 1u)) { sums[p.sums_at + piece] = p.sign * parts[0]; }
+    if (thread == 0u && index < before) { sums[p.sums_at + index] = p.sign * parts[0]; }
 }
