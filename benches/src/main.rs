@@ -143,7 +143,7 @@ fn begin(options: &MatrixOptions, profile: &HardwareProfile) -> MatrixResults {
 
 fn machine(profile: &HardwareProfile) -> Vec<String> {
     let (cpu, memory) = (&profile.cpu, human_bytes(profile.memory.total_bytes));
-    let (name, threads, cores, simd) = (&cpu.name, cpu.logical_cores, cpu.physical_cores, cpu.simd.name());
+    let (name, threads, cores, simd) = (&cpu.name, cpu.logical_cores, cpu.physical_cores, cpu.simd);
     let mut lines = vec![format!("{name}, {threads} threads on {cores} cores, {simd}; {memory} of memory")];
     for gpu in &profile.gpus {
         let limit = gpu.power_limit_w.map_or_else(String::new, |watts| format!(", limited to {watts:.0} W"));

@@ -3,6 +3,7 @@
 //! Trade-off: a failed case is a row and the next one runs; after a CUDA error without recovery, the other cases fail too.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -247,10 +248,9 @@ fn card_reader(kind: BackendKind, profile: &HardwareProfile) -> Option<Condition
 
 fn effort(scale: Scale, request: &Request<'_>) -> Effort {
     let quick = request.options.quick;
-    let largest = request.profile.cpu.caches.iter().map(|cache| cache.bytes).max();
     let fresh_bytes = match scale {
         // A shared machine shows the cache of the whole processor: filling more than 128 MB would only take time.
-        Scale::Small => largest.map_or(CPU_CACHES, |bytes| 2.0 * bytes as f64).min(128e6),
+        Scale::Small => largest_cache().map_or(CPU_CACHES, |bytes| 2.0 * bytes).min(128e6),
         Scale::Medium | Scale::Large => GPU_CACHES,
     };
     let (target, longest, min_samples) = if quick {
@@ -259,6 +259,16 @@ fn effort(scale: Scale, request: &Request<'_>) -> Effort {
         (Duration::from_millis(500), Duration::from_secs(15), 20)
     };
     Effort { target, longest, min_samples, fresh_bytes, deadline: request.deadline }
+}
+
+/// Returns the bytes of the processor's largest cache, as far as Linux reports it.
+fn largest_cache() -> Option<f64> {
+    let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
+    let bytes = caches.flatten().filter_map(|cache| {
+        let size = fs::read_to_string(cache.path().join("size")).ok()?;
+        Some(1024.0 * size.trim().strip_suffix('K')?.parse::<f64>().ok()?)
+    });
+    bytes.reduce(f64::max)
 }
 
 #[cfg(test)]

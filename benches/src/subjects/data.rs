@@ -1,7 +1,7 @@
 //! The data path from tokens to micro-batches: packing documents into rows, and the loader with its threads.
 //!
 //! It runs on the host and does not depend on the backend, so it appears once.
-//! Trade-off: documents are synthetic and in memory; `cargo bench -p firebrick-data` has the rates of reading, templates and tokenizing.
+//! Trade-off: documents are synthetic and in memory: reading, templates and tokenizing are not timed.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -67,14 +67,6 @@ pub struct PackedDataset {
     table: Option<RowTable>,
 }
 
-/// The targets that count in the loss of pairs, as a number in the fingerprint.
-#[derive(Clone, Copy)]
-enum PairTargets {
-    Answers = 2,
-    ChosenDocument = 3,
-    ChosenPromptAndAnswers = 4,
-}
-
 /// Returns the number of consecutive documents that stay together.
 fn documents_per_unit(options: &PackOptions) -> usize {
     if options.pairs.is_some() { 2 } else { 1 }
@@ -185,36 +177,14 @@ impl PackedDataset {
     }
 
     /// Returns a number that is equal exactly when rows, tokens, masks and the order of epochs are equal (up to hash collisions): a cursor is valid
-    /// only for a dataset with the same fingerprint. It is the same on every machine. Reads the index, not the tokens; reads the masks if the prompts
-    /// of pairs count.
+    /// only for a dataset with the same fingerprint. It is the same on every machine. Reads the index, not the tokens.
     pub fn fingerprint(&self) -> u64 {
-        self.fingerprint_as(self.options.pairs.map(|pairs| match pairs.prompt_loss {
-            false => PairTargets::Answers,
-            // The same number as before if the prompt and the answer are the whole document.
-            true if self.chosen_end_in_targets() => PairTargets::ChosenDocument,
-            true => PairTargets::ChosenPromptAndAnswers,
-        }))
-    }
-
-    /// Returns the fingerprint of earlier versions that counted the prompt of the chosen together with what a template writes after the answer;
-    /// `None` if it equals that of this version.
-    pub fn earlier_fingerprint(&self) -> Option<u64> {
-        let counts_prompt = self.options.pairs.is_some_and(|pairs| pairs.prompt_loss);
-        let differs = counts_prompt && !self.chosen_end_in_targets();
-        differs.then(|| self.fingerprint_as(Some(PairTargets::ChosenDocument)))
-    }
-
-    fn chosen_end_in_targets(&self) -> bool {
-        (0..self.documents.len()).step_by(2).all(|chosen| self.documents.document(chosen).ends_in_targets())
-    }
-
-    fn fingerprint_as(&self, targets: Option<PairTargets>) -> u64 {
         let mut hash = Xxh3::new();
         let mut add = |value: u64| hash.update(&value.to_le_bytes());
         add(self.row_len as u64);
         add(u64::from(self.options.pack));
-        if let Some(targets) = targets {
-            add(targets as u64);
+        if let Some(PairRows { prompt_loss }) = self.options.pairs {
+            add(if prompt_loss { 4 } else { 2 });
         }
         add(self.length_group().unwrap_or(0) as u64);
         for row in 0..self.rows() {
@@ -392,36 +362,6 @@ mod tests {
         assert_eq!((batch.rows, batch.tokens(), batch.loss_tokens()), (1, 0, 0));
         assert_eq!(batch.cu_seqlens, [0, 8]);
         documents_of(&batch);
-    }
-
-    #[test]
-    fn only_pairs_of_other_targets_get_a_new_fingerprint() {
-        let pair = |chosen: &[bool]| {
-            let example = |loss_mask: &[bool]| Example {
-                tokens: (0..loss_mask.len() as u32).collect(),
-                loss_mask: loss_mask.to_vec(),
-            };
-            [example(chosen), example(&[false, true, false])]
-        };
-        let rows = |chosen: &[bool], prompt_loss| {
-            let options = PackOptions { pairs: Some(PairRows { prompt_loss }), ..PackOptions::new(128) };
-            let examples = [pair(&[false, true]), pair(chosen)].concat();
-            PackedDataset::new(DocumentSet::from_examples(&examples), options)
-        };
-        let as_before = |rows: &PackedDataset| rows.fingerprint_as(Some(PairTargets::ChosenDocument));
-        let mut long = vec![true; 70];
-        long[..40].fill(false);
-        for ends_in_answer in [&[false, true][..], &[false, false, true, true], &long[..]] {
-            let rows = rows(ends_in_answer, true);
-            assert_eq!((rows.fingerprint(), rows.earlier_fingerprint()), (as_before(&rows), None));
-        }
-        long.push(false);
-        for with_more in [&[false, true, false][..], &[false, true, false, true], &[false, false], &long[..]] {
-            let counted = rows(with_more, true);
-            assert_ne!(counted.fingerprint(), as_before(&counted));
-            assert_eq!(counted.earlier_fingerprint(), Some(as_before(&counted)));
-            assert_eq!(rows(with_more, false).earlier_fingerprint(), None);
-        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Prints ten readings of the first accelerator and of this process, what could not be sampled, and what sampling cost.
+/// Prints ten readings of the first accelerator and of this process, and what could not be sampled.
 fn watch() -> Result<(), serde_json::Error> {
     let machine = HardwareProfile::detect();
     let target = machine.gpus.first().and_then(UsageTarget::of).unwrap_or_default();
@@ -31,7 +31,5 @@ fn watch() -> Result<(), serde_json::Error> {
         println!("{}", serde_json::to_string(&monitor.take())?);
     }
     monitor.notes().iter().for_each(|note| println!("note: {note}"));
-    let (samples, took) = monitor.cost();
-    println!("{samples} samples took {took:?}");
     Ok(())
 }

@@ -26,7 +26,7 @@ pub(crate) fn detect(root: &Path, notes: &mut Vec<String>) -> Vec<Gpu> {
 }
 
 /// Lists numbers and folders of AMD's cards, in the order of their numbers.
-pub(crate) fn folders(root: &Path) -> Vec<(u32, PathBuf)> {
+fn folders(root: &Path) -> Vec<(u32, PathBuf)> {
     let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
     let number = |name: &str| name.strip_prefix("card")?.parse::<u32>().ok();
     let mut cards: Vec<_> = entries
@@ -76,7 +76,7 @@ fn power_limit(device: &Path) -> Option<f64> {
 }
 
 /// Lists the folders of a card's sensors.
-pub(crate) fn monitors(device: &Path) -> impl Iterator<Item = PathBuf> {
+fn monitors(device: &Path) -> impl Iterator<Item = PathBuf> {
     fs::read_dir(device.join("hwmon")).into_iter().flatten().flatten().map(|monitor| monitor.path())
 }
 
@@ -98,7 +98,7 @@ fn text(folder: &Path, file: &str) -> Option<String> {
     fs::read_to_string(folder.join(file)).ok().map(|text| text.trim().to_owned())
 }
 
-pub(crate) fn integer(folder: &Path, file: &str) -> Option<u64> {
+fn integer(folder: &Path, file: &str) -> Option<u64> {
     text(folder, file)?.parse().ok()
 }
 

@@ -37,10 +37,7 @@ impl fmt::Display for HardwareProfile {
 }
 
 fn cpu(cpu: &Cpu) -> String {
-    let caches: Vec<String> =
-        cpu.caches.iter().map(|cache| format!("L{} {}", cache.level, human_bytes(cache.bytes))).collect();
-    let caches = if caches.is_empty() { String::new() } else { format!(", {}", caches.join(", ")) };
-    format!("{}, {} threads on {} cores, {}{caches}", cpu.name, cpu.logical_cores, cpu.physical_cores, cpu.simd.name())
+    format!("{}, {} threads on {} cores, {}", cpu.name, cpu.logical_cores, cpu.physical_cores, cpu.simd)
 }
 
 fn describe(gpu: &Gpu) -> String {
@@ -63,10 +60,6 @@ fn details(gpu: &Gpu) -> Vec<String> {
     }
     parts.extend(gpu.power_limit_w.map(|limit| format!("{limit:.0} W")));
     parts.extend(gpu.pcie.map(|pcie| format!("PCIe {} x{}", pcie.generation, pcie.lanes)));
-    parts.extend(gpu.nvlink.map(|nvlink| {
-        let to = if nvlink.to_switch { " to switches" } else { "" };
-        format!("{} NVLinks of version {}{to}", nvlink.links, nvlink.version)
-    }));
     if !gpu.driver_version.is_empty() {
         parts.push(format!("driver {}", gpu.driver_version));
     }

@@ -33,10 +33,6 @@ pub struct Gpu {
     pub power_limit_w: Option<f64>,
     /// Its slot, at full speed.
     pub pcie: Option<Pcie>,
-    /// Its NVLinks that are up.
-    pub nvlink: Option<NvLinks>,
-    /// Ways to the other cards.
-    pub peers: Vec<Peer>,
     /// Whether it is a partition of a card (MIG).
     pub is_partition: bool,
     /// The maker's figures, or those that follow from its compute capability.
@@ -50,46 +46,6 @@ pub struct Pcie {
     pub generation: u32,
     /// Lanes.
     pub lanes: u32,
-}
-
-/// A card's NVLinks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct NvLinks {
-    /// Version; 4 on Hopper.
-    pub version: u32,
-    /// Number of links that are up.
-    pub links: usize,
-    /// Whether they lead to a switch.
-    pub to_switch: bool,
-}
-
-/// The way to another card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Peer {
-    /// Number of the other card.
-    pub index: u32,
-    /// NVLinks between the two, directly or through a switch.
-    pub nvlinks: usize,
-    /// The path between the two on the PCI bus.
-    pub through: PciPath,
-}
-
-/// The path between two cards on the PCI bus, nearest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PciPath {
-    /// They are on one board.
-    SameBoard,
-    /// One PCIe switch.
-    OneSwitch,
-    /// Several PCIe switches, no host bridge.
-    Switches,
-    /// A host bridge.
-    HostBridge,
-    /// Several host bridges of one NUMA node.
-    NumaNode,
-    /// The link between processors.
-    System,
 }
 
 impl Gpu {
@@ -108,8 +64,6 @@ impl Gpu {
             clocks: None,
             power_limit_w: None,
             pcie: None,
-            nvlink: None,
-            peers: Vec::new(),
             is_partition: false,
             spec: None,
         }

@@ -27,8 +27,8 @@ use serde::Serialize;
 use peaks::MeasuredPeaks;
 
 pub use adapter::{Adapter, AdapterKind};
-pub use cpu::{Cache, Cpu, SimdLevel};
-pub use gpu::{Gpu, NvLinks, PciPath, Pcie, Peer};
+pub use cpu::Cpu;
+pub use gpu::{Gpu, Pcie};
 pub use numa::NumaNode;
 pub use spec::AcceleratorSpec;
 

@@ -35,7 +35,7 @@ impl NumaNode {
 }
 
 /// Parses a list of processors such as `0-15,32-47`.
-pub(crate) fn processors_of(list: &str) -> Option<Vec<usize>> {
+fn processors_of(list: &str) -> Option<Vec<usize>> {
     let mut numbers = Vec::new();
     for part in list.split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

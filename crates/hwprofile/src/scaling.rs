@@ -1,8 +1,8 @@
-//! What a step costs on many accelerators: the computation of one, and the communication that it does not hide.
+//! What a step on many accelerators takes besides the computation of one: the communication that this does not hide.
 //!
 //! ```text
 //! collective = START + hops x latency of a hop + bytes that cross each link / rate of the link
-//! step       = computation of the slowest rank + exposed communication + exposed copies to the host
+//! step       = computation of the slowest rank + exposed communication
 //! ```
 //!
 //! A ring over N ranks on M machines has N - M hops inside machines and M between them. In a sum over all, every rank's share crosses every
@@ -11,10 +11,9 @@
 //!
 //! Start and rates are fitted to sums and copies between two H100s and on four; what is between machines is an assumption, named as such
 //! ([`Network`]). Tests compare forecasts with steps on two and four H100s that were not used for that: all are within 8 %.
+//! Weights that are divided too (ZeRO-3) are not modeled.
 //! Trade-off: collectives are taken to slow no computation down, and all ranks to be equally fast. Cards of one machine differ by 1 to 3 %,
 //! and a step is that of the slowest.
-
-use serde::Serialize;
 
 use crate::spec::AcceleratorSpec;
 
@@ -39,7 +38,7 @@ pub const HOST_BYTES_S: f64 = 130e9;
 pub const HOST_SHARED_BY: usize = 4;
 
 /// What joins machines.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Network {
     /// Accelerators of a machine, which peer links join.
     pub per_machine: usize,
@@ -62,7 +61,7 @@ pub fn copies_slowed_by(spec: &AcceleratorSpec, ranks: usize) -> f64 {
 }
 
 /// The links of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Links {
     /// Bytes per second of an accelerator to its peers, in one direction.
     inside: f64,
@@ -115,8 +114,7 @@ impl Links {
 }
 
 /// What ranks divide among them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharding {
     /// Nothing: gradients are summed, every rank makes every update.
     None,
@@ -124,12 +122,10 @@ pub enum Sharding {
     Zero1,
     /// State and gradients: these are summed for their owners in every micro-batch.
     Zero2,
-    /// All of it and the weights, which are gathered a block ahead, in the forward and in the backward.
-    Zero3,
 }
 
 /// A step of one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RankStep {
     /// Seconds of a micro-batch on one accelerator, forward and backward.
     pub micro_batch_s: f64,
@@ -137,111 +133,24 @@ pub struct RankStep {
     pub micro_batches: usize,
     /// Bytes of the gradients, and of the trained weights where they are gathered after an update.
     pub gradient_bytes: f64,
-    /// Bytes of the weights as they travel under ZeRO-3: codes and scales of a quantized base.
-    pub weight_bytes: f64,
-    /// Bytes of the trained weights that every rank has under ZeRO-3: adapters, or embedding, head and norms.
-    pub common_bytes: f64,
-    /// Bytes of a micro-batch that wait in the host's memory from the forward to the backward.
-    pub host_bytes: f64,
-    /// Layers.
-    pub blocks: usize,
     /// Bytes of gradients that are summed at once during the backward; `None`: all of them after it.
     pub bucket_bytes: Option<f64>,
 }
 
-/// The time of a step on several ranks, in seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct ScaledStep {
-    /// Computation.
-    pub compute: f64,
-    /// All communication.
-    pub communication: f64,
-    /// The part of it that computation does not hide.
-    pub exposed: f64,
-    /// The part of copies to the host and back that computation does not hide, because ranks share the host's memory.
-    pub copies: f64,
-}
-
-impl ScaledStep {
-    /// The time of the step.
-    pub fn seconds(&self) -> f64 {
-        self.compute + self.exposed + self.copies
-    }
-
-    /// Tokens per second over those of as many jobs of one rank.
-    pub fn efficiency(&self) -> f64 {
-        self.compute / self.seconds()
-    }
-}
-
 impl RankStep {
-    /// The step on `ranks` ranks.
-    pub fn on(&self, ranks: usize, links: &Links, sharding: Sharding) -> ScaledStep {
-        let compute = self.micro_batch_s * self.micro_batches as f64;
-        let (communication, exposed) = match sharding {
-            Sharding::None => self.summed(ranks, links),
-            Sharding::Zero1 => {
-                let updates = links.one_way(self.gradient_bytes, ranks);
-                let (communication, exposed) = self.summed(ranks, links);
-                (communication + updates, exposed + updates)
-            }
-            Sharding::Zero2 => self.scattered(ranks, links),
-            Sharding::Zero3 => self.gathered(ranks, links),
-        };
-        ScaledStep { compute, communication, exposed, copies: self.copies(ranks) }
-    }
-
-    /// What forward and backward do not hide of their copies. Alone, a rank's copies are part of `micro_batch_s`.
-    fn copies(&self, ranks: usize) -> f64 {
-        let one_way = self.host_bytes * HOST_SHARED_BY.min(ranks) as f64 / HOST_BYTES_S;
-        let late = |pass: f64| (one_way - pass).max(0.0);
-        let exposed = late(self.micro_batch_s - self.backward_s()) + late(self.backward_s());
-        if ranks == 1 { 0.0 } else { self.micro_batches as f64 * exposed }
-    }
-
-    fn backward_s(&self) -> f64 {
-        BACKWARD * self.micro_batch_s
-    }
-
-    /// Buckets of the gradients, and the bytes of one.
-    fn buckets(&self) -> (f64, f64) {
+    /// Seconds of communication between `ranks` ranks that the computation of a step does not hide.
+    pub fn exposed(&self, ranks: usize, links: &Links, sharding: Sharding) -> f64 {
         let bucket = self.bucket_bytes.unwrap_or(self.gradient_bytes).min(self.gradient_bytes);
-        ((self.gradient_bytes / bucket).ceil().max(1.0), bucket)
-    }
-
-    /// Sums over all ranks in the backward of the last micro-batch; the last bucket is complete when that ends.
-    fn summed(&self, ranks: usize, links: &Links) -> (f64, f64) {
-        let (count, bucket) = self.buckets();
-        let one = links.all_reduce(bucket, ranks);
-        (count * one, self.left(count * one, one))
-    }
-
-    /// Sums for the owners in every backward, then the updated weights.
-    fn scattered(&self, ranks: usize, links: &Links) -> (f64, f64) {
-        let (count, bucket) = self.buckets();
-        let one = links.one_way(bucket, ranks);
+        let buckets = (self.gradient_bytes / bucket).ceil().max(1.0);
         let updates = links.one_way(self.gradient_bytes, ranks);
-        let times = self.micro_batches as f64;
-        (times * count * one + updates, times * self.left(count * one, one) + updates)
-    }
-
-    /// Weights of a block while the one before is computed, twice; sums of its gradients for their owners in the backward; then the updated
-    /// weights that every rank has.
-    fn gathered(&self, ranks: usize, links: &Links) -> (f64, f64) {
-        let blocks = self.blocks as f64;
-        let gather = links.one_way(self.weight_bytes / blocks, ranks);
-        let scatter = links.one_way((self.gradient_bytes - self.common_bytes) / blocks, ranks);
-        let updates = links.one_way(self.common_bytes, ranks);
-        let forward = (self.micro_batch_s - self.backward_s()) / blocks;
-        let backward = self.backward_s() / blocks;
-        let late = |communication: f64, computation: f64| (blocks - 1.0) * (communication - computation).max(0.0);
-        let exposed = gather + late(gather, forward) + gather + late(gather + scatter, backward) + scatter;
-        let times = self.micro_batches as f64;
-        (times * blocks * (2.0 * gather + scatter) + updates, times * exposed + updates)
-    }
-
-    /// What a backward does not hide of sums that take `all`: at least the `last`.
-    fn left(&self, all: f64, last: f64) -> f64 {
-        (all - self.backward_s()).max(last)
+        // What a backward does not hide of sums that take `one` each: at least the last, which is complete when the backward ends.
+        let left = |one: f64| (buckets * one - BACKWARD * self.micro_batch_s).max(one);
+        match sharding {
+            // Sums over all ranks in the backward of the last micro-batch.
+            Sharding::None => left(links.all_reduce(bucket, ranks)),
+            Sharding::Zero1 => left(links.all_reduce(bucket, ranks)) + updates,
+            // Sums for the owners in every backward.
+            Sharding::Zero2 => self.micro_batches as f64 * left(links.one_way(bucket, ranks)) + updates,
+        }
     }
 }

@@ -1,11 +1,9 @@
 //! Tests what follows from NVML's answers, with a recording of one card (`recorded/record.py` has the calls).
 //!
-//! Trade-off: partitions, NVLinks and a second card are added to the recording by hand, because that machine had none.
+//! Trade-off: partitions are added to the recording by hand, because that machine had none.
 
-use firebrick_hwprofile::nvidia::{
-    CudaEnvironment, NvLinkDescription, NvmlDescription, PathDescription, SliceDescription, gpus,
-};
-use firebrick_hwprofile::{Gpu, PciPath, Pcie};
+use firebrick_hwprofile::nvidia::{CudaEnvironment, NvmlDescription, SliceDescription, gpus};
+use firebrick_hwprofile::{Gpu, Pcie};
 
 fn recorded() -> NvmlDescription {
     serde_json::from_str(include_str!("recorded/h100.json")).expect("a description")
@@ -19,7 +17,7 @@ fn seen(description: &NvmlDescription, visible: Option<&str>) -> (Vec<Gpu>, Vec<
 }
 
 #[test]
-fn a_recorded_card_has_its_row_its_links_and_its_limits() {
+fn a_recorded_card_has_its_row_its_slot_and_its_limits() {
     let (found, notes) = seen(&recorded(), None);
     let card = &found[0];
     assert_eq!(card.spec.map(|spec| spec.id), Some("h100"));
@@ -75,25 +73,4 @@ fn hidden_cards_are_left_out_and_partitions_peakless() {
     let (found, notes) = seen(&description, Some("MIG-1"));
     assert!(found[0].is_partition && found[0].spec.is_none() && found[0].memory_free_bytes == 9 << 30);
     assert!(notes.iter().any(|note| note.contains("partition")), "{notes:?}");
-}
-
-#[test]
-fn cards_on_switches_reach_each_other_over_nvlink() {
-    let mut description = recorded();
-    let link = NvLinkDescription { version: 4, to_switch: true, remote_bus_id: None };
-    let path = |to| PathDescription { to, through: PciPath::System };
-    description.cards.truncate(1);
-    let mut second = description.cards[0].clone();
-    (second.index, second.uuid, second.bus_id) = (1, "GPU-second".to_owned(), "00000001:00:00.0".to_owned());
-    description.cards.push(second);
-    for (index, card) in description.cards.iter_mut().enumerate() {
-        card.nvlinks = vec![link.clone(); 18];
-        card.paths = vec![path(1 - index as u32)];
-    }
-    let (found, _) = seen(&description, None);
-    assert_eq!(found[0].nvlink.map(|nvlink| (nvlink.version, nvlink.links, nvlink.to_switch)), Some((4, 18, true)));
-    assert_eq!((found[0].peers[0].index, found[0].peers[0].nvlinks), (1, 18));
-    description.cards[0].nvlinks =
-        vec![NvLinkDescription { to_switch: false, remote_bus_id: Some("00000001:00:00.0".to_owned()), ..link }];
-    assert_eq!(seen(&description, None).0[0].peers[0].nvlinks, 1, "a bridge is one link");
 }

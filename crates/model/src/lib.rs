@@ -42,7 +42,7 @@ pub use firebrick_kernels::{BaseStorage, Recompute};
 pub use generate::{BatchLimits, Conversation, GenerateOptions};
 pub use gguf::{GgufEnds, GgufType, check_gguf, write_gguf};
 pub use linear::DropoutMasks;
-pub use load::{BuildOptions, HASHED_PIECE};
+pub use load::BuildOptions;
 pub use merge::noise::Mxfp4Noise;
 pub use merge::{Merge, MergeReport, merge_adapter, quantize_folder};
 pub use pass::PassOptions;

@@ -33,9 +33,9 @@ const MAX_READERS: usize = 8;
 const LOOK_AHEAD: usize = 384 << 20;
 /// Bytes read ahead where quantizing is the host's work, which is slower than reading.
 const LOOK_AHEAD_OF_HOST: usize = 256 << 20;
-/// Bytes that one reader reads of a tensor at a time, and that one hash covers. Another number gives other hashes of larger tensors, so a checkpoint
-/// records this number next to the hash of its base.
-pub const HASHED_PIECE: usize = 16 << 20;
+/// Bytes that one reader reads of a tensor at a time, and that one hash covers. Another number gives other hashes of larger tensors, which checkpoints
+/// compare.
+const HASHED_PIECE: usize = 16 << 20;
 
 /// Build settings in addition to the checkpoint's description.
 #[derive(Clone, Debug)]

@@ -1,6 +1,5 @@
 #![doc = include_str!("../README.md")]
 
-pub mod adamw_8bit;
 pub mod blockwise;
 pub mod difference;
 pub mod dynamic_map;
@@ -22,7 +21,6 @@ mod scaling;
 mod test_values;
 mod workers;
 
-pub use adamw_8bit::{AdamW8bit, AdamW8bitState, adamw_8bit_reference};
 pub use blockwise::BlockwiseQuantized;
 pub use dynamic_map::DynamicMap;
 pub use error::{Error, Result};

@@ -39,8 +39,6 @@ pub enum Block {
     Folded(String, Vec<Block>),
     /// Text in a monospaced font.
     Verbatim(String),
-    /// Markup, whose texts the caller has escaped.
-    Html(String),
 }
 
 /// The content of a table's column.
@@ -121,7 +119,6 @@ mod tests {
             Block::Table(Table::of_pairs([("key", text())])),
             Block::Plots(vec!["<figure></figure>".to_owned(); 2]),
             Block::Folded(text(), vec![Block::heading("inside"), Block::Verbatim(text())]),
-            Block::Html("<i>markup</i>".to_owned()),
         ];
         Page { name: text(), what: "test".to_owned(), style: ".own { color: red }\n", blocks }
     }
@@ -166,7 +163,6 @@ mod tests {
             "<figure></figure><figure></figure>",
             "<h2>inside</h2>",
             "<pre>a ",
-            "<i>markup</i>",
             ".own { color: red }",
             "prefers-color-scheme: dark",
         ] {

@@ -38,7 +38,6 @@ fn options(recompute: Recompute) -> BenchOptions {
         loss_chunk: 48,
         documents: 3,
         backend: BackendChoice::Given(BackendKind::Flex),
-        usage: false,
         trace: true,
     }
 }

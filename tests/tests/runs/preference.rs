@@ -9,10 +9,6 @@ use firebrick_tests::{
     NEW, NEWEST, checkpoint_folder, finish, fixture, metrics, one_step, recipe, refusal, snapshot, step_losses,
 };
 use firebrick_trainer::config::RunConfig;
-use firebrick_trainer::plan::PlanRequest;
-use firebrick_trainer::run::prepare::prepare_for;
-use firebrick_trainer::state::manifest::Manifest;
-use serde_json::Value;
 use tempfile::tempdir;
 
 use crate::resume::tensors;
@@ -95,32 +91,6 @@ fn pairs_and_recipes_that_do_not_fit_together_are_refused() {
     assert!(message.contains("[preference]") && message.contains("rejected"), "{message}");
     let message = refusal(recipe(output.path(), &["preference={}"]), NEW);
     assert!(message.contains("\"chosen\"") && message.contains("\"rejected\""), "{message}");
-}
-
-/// The template writes a line break after the token that ends an answer; earlier versions counted it with the prompt.
-#[test]
-fn a_run_that_counted_what_follows_an_answer_is_not_continued_and_says_why() {
-    let output = tempdir().unwrap();
-    let template = output.path().join("lines.jinja");
-    let text = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{{ '\\n' }}{% endfor %}\
-                {% if add_generation_prompt %}<|assistant|>{% endif %}";
-    fs::write(&template, text).unwrap();
-    let named = format!("data.chat_template='{}'", template.display());
-    let orpo = "preference={loss='orpo'}";
-    let earlier =
-        |config: RunConfig| prepare_for(config, 1, &PlanRequest::default()).unwrap().train.earlier_fingerprint();
-    assert_eq!(earlier(pairs(output.path(), &[orpo])), None, "the model's own template writes nothing there");
-    let config = pairs(output.path(), &[orpo, &named]);
-    one_step(config.clone(), NEW);
-    let checkpoint = checkpoint_folder(&output.path().join("run"), 1);
-    let path = checkpoint.join("state.json");
-    let mut state: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-    state["identity"]["data"] = format!("rows {:016x}", earlier(config.clone()).unwrap()).into();
-    fs::write(&path, state.to_string()).unwrap();
-    fs::remove_file(checkpoint.join("manifest.json")).unwrap();
-    Manifest::of_folder(&checkpoint).unwrap().write(&checkpoint).unwrap();
-    let message = refusal(config, NEWEST);
-    assert!(message.contains("what the chat template writes after the chosen answer"), "{message}");
 }
 
 /// Before its first step a model is its own reference, so the first loss is ln 2; against another model's

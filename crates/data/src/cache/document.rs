@@ -69,13 +69,6 @@ impl<'a> Document<'a> {
         self.mask
     }
 
-    /// Returns whether some tokens count in the loss, contiguously and up to the end.
-    pub(crate) fn ends_in_targets(&self) -> bool {
-        let targets = self.mask.iter().map(|word| word.count_ones() as usize).sum::<usize>();
-        let counts = |index: usize| self.mask[index / 32] >> (index % 32) & 1 == 1;
-        targets > 0 && (self.len - targets..self.len).all(counts)
-    }
-
     /// Copies the document.
     pub fn to_example(&self) -> Example {
         let mut tokens = Vec::with_capacity(self.len);

@@ -10,13 +10,11 @@ mod visible;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-use crate::gpu::{Gpu, NvLinks, Peer};
+use crate::gpu::Gpu;
 use crate::spec::{AcceleratorSpec, Maker};
 
 pub use conditions::{CardConditions, ConditionsReader};
-pub use description::{
-    CardDescription, NvLinkDescription, NvmlDescription, PathDescription, SliceDescription, describe,
-};
+pub use description::{CardDescription, NvmlDescription, SliceDescription, describe};
 pub use visible::CudaEnvironment;
 
 /// Returns the cards of this machine that CUDA shows to this process, in CUDA's order.
@@ -72,8 +70,6 @@ fn gpu(seen: &visible::Visible<'_>, description: &NvmlDescription, notes: &mut V
         clocks: Some(card.clocks),
         power_limit_w: card.power_limit_mw.map(|limit| f64::from(limit) / 1e3),
         pcie: card.pcie,
-        nvlink: nvlink(card),
-        peers: peers(card, description),
         is_partition: slice.is_some(),
         spec,
     }
@@ -108,28 +104,6 @@ fn note_power(card: &CardDescription, notes: &mut Vec<String>) {
             default / 1000
         ));
     }
-}
-
-fn nvlink(card: &CardDescription) -> Option<NvLinks> {
-    let version = card.nvlinks.iter().map(|link| link.version).max()?;
-    Some(NvLinks { version, links: card.nvlinks.len(), to_switch: card.nvlinks.iter().any(|link| link.to_switch) })
-}
-
-/// Finds the paths to the other cards: over NVLink if a link leads there or both have links to a switch, and over PCI.
-fn peers(card: &CardDescription, description: &NvmlDescription) -> Vec<Peer> {
-    let to_switch = |card: &CardDescription| card.nvlinks.iter().filter(|link| link.to_switch).count();
-    let way = |path: &PathDescription| {
-        let other = description.cards.iter().find(|other| other.index == path.to);
-        let nvlinks = other.map_or(0, |other| {
-            let leads_there = |link: &&NvLinkDescription| link.remote_bus_id.as_ref() == Some(&other.bus_id);
-            match card.nvlinks.iter().filter(leads_there).count() {
-                0 => to_switch(card).min(to_switch(other)),
-                direct => direct,
-            }
-        });
-        Peer { index: path.to, nvlinks, through: path.through }
-    };
-    card.paths.iter().map(way).collect()
 }
 
 fn why_no_nvml(error: &NvmlError) -> String {

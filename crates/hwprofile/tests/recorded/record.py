@@ -25,27 +25,10 @@ def pair(name, device):
     return [a.value, b.value] if getattr(nvml, "nvml" + name)(device, c.byref(a), c.byref(b)) == 0 else None
 
 
-class Pci(c.Structure):
-    _fields_ = [("legacy", c.c_char * 16), ("numbers", c.c_uint * 5), ("bus_id", c.c_char * 32)]
-
-
-def pci(name, *args):
-    value = Pci()
-    return value.bus_id.decode() if getattr(nvml, "nvml" + name)(*args, c.byref(value)) == 0 else None
-
-
 def handle(index):
     device = c.c_void_p()
     nvml.nvmlDeviceGetHandleByIndex_v2(index, c.byref(device))
     return device
-
-
-def nvlink(device, link):
-    return {
-        "version": get("DeviceGetNvLinkVersion", device, link),
-        "to_switch": get("DeviceGetNvLinkRemoteDeviceType", device, link) == 2,
-        "remote_bus_id": pci("DeviceGetNvLinkRemotePciInfo_v2", device, link),
-    }
 
 
 D = "DeviceGet"
@@ -55,12 +38,10 @@ def card(index):
     device = handle(index)
     memory = (c.c_ulonglong * 3)()
     nvml.nvmlDeviceGetMemoryInfo(device, memory)
-    links = [link for link in range(18) if get(D + "NvLinkState", device, link) == 1]
     return {
         "index": index,
         "uuid": f"GPU-{index:08d}-0000-0000-0000-000000000000",
         "name": text(D + "Name", device),
-        "bus_id": pci(D + "PciInfo_v3", device),
         "memory_total_bytes": memory[0],
         "memory_free_bytes": memory[1],
         "compute_capability": pair(D + "CudaComputeCapability", device),
@@ -76,8 +57,6 @@ def card(index):
             "generation": get(D + "MaxPcieLinkGeneration", device),
             "lanes": get(D + "MaxPcieLinkWidth", device),
         },
-        "nvlinks": [nvlink(device, link) for link in links],
-        "paths": [],
         "mig_enabled": (pair(D + "MigMode", device) or [0])[0] == 1,
         "slices": [],
     }

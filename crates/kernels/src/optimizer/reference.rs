@@ -1,8 +1,9 @@
 //! Optimizer arithmetic in ordinary Burn operations: global norm, AdamW, and AdamW with 8-bit moments.
 //!
-//! The 8-bit step follows bitsandbytes' block-wise kernel: decode both moments, update them, take the parameter step with the exact
-//! moments, then encode them again against each block's new maximum. Rounding must not change the sign of a first moment: where it would, the code
-//! moves one step towards the sign. A skipped step is computed and then discarded, because only the device knows whether it is skipped.
+//! The 8-bit step follows bitsandbytes' block-wise kernel (`kOptimizerStatic8bit2StateBlockwise`): decode both moments, update them, take the parameter
+//! step with the exact moments, then decay, then encode the moments again against each block's new maximum. Rounding must not change the sign of a first
+//! moment: where it would, the code moves one step towards the sign. The CPU version of bitsandbytes decays first, corrects no signs and quantizes through a
+//! coarser table; it is not followed here. A skipped step is computed and then discarded, because only the device knows whether it is skipped.
 
 use burn_tensor::{Bool, DType, Int, IntDType, Tensor, backend::Backend};
 use firebrick_precision::DynamicMap;

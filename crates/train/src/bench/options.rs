@@ -98,9 +98,6 @@ pub struct BenchOptions {
     /// Where tensors live: auto, cuda, wgpu, candle or flex.
     #[arg(long, default_value_t)]
     pub backend: BackendChoice,
-    /// Then take steps for half a minute, with and without sampling the machine's usage in turn, and report the difference.
-    #[arg(long)]
-    pub usage: bool,
     /// Take one more step and report how long each operation took, next to peak rates measured on the same device.
     #[arg(long)]
     pub trace: bool,

@@ -11,7 +11,6 @@ use serde::Serialize;
 
 use super::samples::Spread;
 use super::trace::{OperationTime, StepTrace};
-use super::usage::UsageCost;
 use firebrick_trainer::config::to_name;
 use firebrick_trainer::metrics::MemorySource;
 use firebrick_trainer::run::peaks::Peaks;
@@ -68,8 +67,6 @@ pub struct BenchReport {
     pub(super) loss_first: f32,
     pub(super) loss_last: f32,
     pub(super) peaks: Peaks,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) usage: Option<UsageCost>,
     pub(super) trace: Option<StepTrace>,
 }
 
@@ -111,9 +108,6 @@ impl Display for BenchReport {
             "  peaks        GEMM {gemm_tflops:.3} TFLOP/s, memory {copy_tb_s:.3} TB/s: at most {roofline_tok_s:.0} tokens/s; reached {part:.1} %"
         )?;
         write!(out, "  loss         {:.4}, then {:.4}", self.loss_first, self.loss_last)?;
-        if let Some(usage) = &self.usage {
-            write!(out, "\n{usage}")?;
-        }
         match &self.trace {
             Some(trace) if trace.operations.is_empty() => {
                 write!(out, "\n  trace        {backend} cannot measure the time of single operations")

@@ -126,9 +126,6 @@ pub(crate) struct Inspect {
     /// Samples of each kind: rows spread evenly; the longest, the shortest and random documents.
     #[arg(long, default_value_t = 3)]
     rows: usize,
-    /// Write one HTML page too: complete samples with token boundaries and ids, and the records with findings.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -244,9 +241,5 @@ pub(crate) fn show_data(arguments: &Inspect) -> anyhow::Result<()> {
     };
     let style = if takes_colors(&std::io::stdout()) { Style::Colors } else { Style::Markers };
     Console::VERBOSE.print(inspection.text(style).trim_end_matches('\n'));
-    if let Some(path) = &arguments.html {
-        std::fs::write(path, inspection.page()).with_context(|| format!("cannot write {}", path.display()))?;
-        Console::VERBOSE.print(&format!("\nwritten to {}", path.display()));
-    }
     Ok(())
 }

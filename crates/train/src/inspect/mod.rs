@@ -1,10 +1,7 @@
-//! Shows what a recipe will train on, before anything is trained: counts, lengths, packing, findings with their records, and samples with the loss
-//! tokens marked.
+//! Shows what a recipe will train on, before anything is trained: counts, lengths, packing, findings, and samples with the loss tokens marked.
 //!
 //! It reads data and tokenizer as a run does, but none of the model's weights. Not supported: searching for a row.
 
-mod page;
-mod record;
 mod sample;
 mod text;
 
@@ -22,7 +19,6 @@ use firebrick_trainer::run::data_sets::{self, DataSets, Input, SourceReport, pla
 use firebrick_trainer::run::prepare::{self, pack_options};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-pub use record::SampleRecord;
 pub use sample::{SampleDocument, SampleRow, SampleToken};
 pub use text::Style;
 
@@ -54,8 +50,6 @@ pub struct SetView {
     pub rows: Vec<SampleRow>,
     /// The longest, the shortest and random documents, each group with a title.
     pub documents: Vec<(String, Vec<SampleDocument>)>,
-    /// The first records of each kind of finding.
-    pub records: Vec<SampleRecord>,
 }
 
 /// Reads a recipe's data and takes `count` samples of each kind.
@@ -67,14 +61,8 @@ pub fn inspect(config: &RunConfig, count: usize) -> Result<Inspection, RunError>
     let data = data_sets::read(config, &tokenizer, plan::tokenizing(config, &HardwareProfile::detect()))?;
     let settings = settings(config, &tokenizer, &data);
     let view = |documents, inputs: &[Input], sources: Vec<SourceReport>, title, location| {
-        let records = records(inputs, &sources, &tokenizer)?;
-        Ok::<_, RunError>(SetView {
-            title,
-            location,
-            records,
-            sources,
-            ..set_view(config, &tokenizer, count, documents, inputs)?
-        })
+        let set = set_view(config, &tokenizer, count, documents, inputs)?;
+        Ok::<_, RunError>(SetView { title, location, sources, ..set })
     };
     let train = data.train;
     let mut sets = vec![view(train.documents, &train.inputs, train.sources, "training data", train.location)?];
@@ -83,11 +71,6 @@ pub fn inspect(config: &RunConfig, count: usize) -> Result<Inspection, RunError>
         sets.push(view(set.documents, &set.inputs, set.sources, "held-out data", location)?);
     }
     Ok(Inspection { name: config.name.clone(), settings, sets })
-}
-
-fn records(inputs: &[Input], sources: &[SourceReport], tokenizer: &Tokenizer) -> Result<Vec<SampleRecord>, DataError> {
-    let of_source = |(input, report): (&Input, &SourceReport)| record::records(input, &report.diagnosis, tokenizer);
-    Ok(inputs.iter().zip(sources).map(of_source).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
 /// Packs a set and takes its samples.
@@ -139,7 +122,6 @@ fn set_view(
         row_len: packed.row_len(),
         rows,
         documents: groups?,
-        records: Vec::new(),
     })
 }
 
@@ -207,11 +189,6 @@ impl Inspection {
     /// Formats the inspection for a terminal or a file.
     pub fn text(&self, style: Style) -> String {
         text::render(self, style)
-    }
-
-    /// Formats the inspection as one self-contained HTML page.
-    pub fn page(&self) -> String {
-        page::render(self)
     }
 }
 

@@ -25,17 +25,13 @@ pub struct SampleDocument {
     pub len: usize,
     /// Number of tokens that count in the loss.
     pub loss_tokens: usize,
-    /// Tokens before the first one that is shown.
-    pub skipped: usize,
-    /// The tokens that are shown, in order.
+    /// The first tokens, in order.
     pub tokens: Vec<SampleToken>,
 }
 
 /// One token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleToken {
-    /// Its id.
-    pub id: u32,
     /// The text that it adds, special tokens included.
     pub text: String,
     /// Whether it counts in the loss.
@@ -52,37 +48,16 @@ impl SampleRow {
 impl SampleDocument {
     /// Returns the beginning of a document. Errors: the tokenizer cannot turn its tokens into text.
     pub(super) fn new(place: String, example: &Example, tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        Self::around(place, example, 0..SHOWN_TOKENS, tokenizer)
-    }
-
-    /// Returns a part of a document.
-    pub(super) fn around(
-        place: String,
-        example: &Example,
-        shown: std::ops::Range<usize>,
-        tokenizer: &Tokenizer,
-    ) -> Result<Self, DataError> {
         let len = example.tokens.len();
-        let shown = shown.start.min(len)..shown.end.min(len);
-        let texts = texts(&example.tokens[shown.clone()], tokenizer)?;
-        let tokens = shown.clone().zip(texts).map(|(index, text)| SampleToken {
-            id: example.tokens[index],
-            text,
-            in_loss: example.loss_mask[index],
-        });
-        let (tokens, loss_tokens) = (tokens.collect(), example.loss_tokens());
-        Ok(Self { place, len, loss_tokens, skipped: shown.start, tokens })
+        let texts = texts(&example.tokens[..len.min(SHOWN_TOKENS)], tokenizer)?;
+        let tokens = texts.into_iter().zip(&example.loss_mask).map(|(text, &in_loss)| SampleToken { text, in_loss });
+        Ok(Self { place, len, loss_tokens: example.loss_tokens(), tokens: tokens.collect() })
     }
 
     /// Returns the text in runs of tokens that either all count in the loss or all do not.
     pub(super) fn runs(&self) -> impl Iterator<Item = (bool, String)> + '_ {
         let runs = self.tokens.chunk_by(|one, other| one.in_loss == other.in_loss);
         runs.map(|run| (run[0].in_loss, run.iter().map(|token| token.text.as_str()).collect()))
-    }
-
-    /// Returns the number of tokens after the last one that is shown.
-    pub(super) fn hidden(&self) -> usize {
-        self.len - self.skipped - self.tokens.len()
     }
 }
 

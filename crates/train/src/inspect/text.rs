@@ -104,8 +104,50 @@ fn sample(out: &mut String, row: &SampleRow, row_len: usize, style: Style) {
 
 #[cfg(test)]
 mod tests {
+    use firebrick_data::{Diagnosis, FindingCount, FindingKind, LengthHistogram, PackReport, RecordPlace};
+    use firebrick_trainer::run::data_sets::SourceReport;
+
     use super::*;
-    use crate::inspect::page::tests::inspection;
+    use crate::inspect::SampleToken;
+
+    /// Returns two documents in a row, the first with this prompt.
+    fn inspection(prompt: &str) -> Inspection {
+        let text = |text: &str| text.to_owned();
+        let document = |len: usize, parts: &[(&str, bool)]| SampleDocument {
+            place: format!("a.jsonl:{len}"),
+            len,
+            loss_tokens: len - 1,
+            tokens: parts.iter().map(|&(part, in_loss)| SampleToken { text: text(part), in_loss }).collect(),
+        };
+        let (first, second) =
+            (document(3, &[(prompt, false), ("ans", true), ("wer", true)]), document(4, &[("other", true)]));
+        let mut lengths = LengthHistogram::default();
+        [3, 4].iter().for_each(|&tokens| lengths.add(tokens));
+        let packing = PackReport { documents: 2, rows: 1, tokens: 8, loss_tokens: 6, efficiency: 0.5, lengths };
+        let place = RecordPlace { path: "a.jsonl".into(), line: 5 };
+        let found = |detail: &str| FindingCount { count: 3, first: vec![(place.clone(), text(detail))] };
+        let findings =
+            [(FindingKind::Truncated, found("too long")), (FindingKind::TemplateRefused, found("no <role>"))];
+        let unread_keys = [(text("a\u{1b}"), 3), (text("functions"), 20)].into();
+        let diagnosis = Diagnosis { rows: 1200, findings: findings.into(), unread_keys, ..Diagnosis::default() };
+        let source = SourceReport {
+            name: text("a<b.jsonl"),
+            file_format: text("jsonl"),
+            record_format: text("chat"),
+            diagnosis,
+            remarks: vec![text("a remark")],
+        };
+        let set = SetView {
+            title: "training data",
+            location: text("in memory"),
+            sources: vec![source],
+            packing,
+            row_len: 16,
+            documents: vec![(text("Longest documents"), vec![second.clone()])],
+            rows: vec![SampleRow { number: 0, documents: vec![first, second] }],
+        };
+        Inspection { name: text("run"), settings: vec![("model", text("folder"))], sets: vec![set] }
+    }
 
     #[test]
     fn markers_surround_exactly_the_loss_tokens() {

@@ -28,7 +28,7 @@ pub use mlflow::{Mlflow, MlflowError, MlflowSection};
 pub use pairs::PairMetrics;
 pub use ranks::{RankMeter, RankMetrics, RankTimes};
 pub use tensorboard::EventWriter;
-pub use usage_target::usage_target;
+pub(crate) use usage_target::usage_target;
 pub use wandb::{Wandb, WandbMode, WandbSection};
 
 /// The numbers of one step. In JSON a number that is not finite is `null`.

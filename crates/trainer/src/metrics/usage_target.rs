@@ -7,7 +7,7 @@ use firebrick_hwprofile::usage::UsageTarget;
 use firebrick_kernels::BackendKind;
 
 /// Returns the target for the rank with this number on its machine, and why it is only the process where a user would expect a card.
-pub fn usage_target(backend: BackendKind, local_rank: usize) -> (UsageTarget, Option<String>) {
+pub(crate) fn usage_target(backend: BackendKind, local_rank: usize) -> (UsageTarget, Option<String>) {
     match backend {
         BackendKind::Flex | BackendKind::Candle => (UsageTarget::Process, None),
         BackendKind::Cuda => of_card(&HardwareProfile::detect(), Some(cuda_index(local_rank))),

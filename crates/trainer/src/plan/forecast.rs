@@ -165,13 +165,9 @@ fn communication(
             micro_batch_s: seconds / extent.micro_batches as f64,
             micro_batches: extent.micro_batches,
             gradient_bytes,
-            weight_bytes: 0.0,
-            common_bytes: 0.0,
-            host_bytes: 0.0,
-            blocks: case.spec.layers.len(),
             bucket_bytes: training.lora.is_none().then_some(BUCKET_BYTES as f64),
         };
-        rank.on(extent.world_size, &links, sharding).exposed
+        rank.exposed(extent.world_size, &links, sharding)
     };
     let ends = [exposed(step.seconds.lower), exposed(step.seconds.upper)];
     // A longer computation hides more communication.

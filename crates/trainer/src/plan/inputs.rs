@@ -127,9 +127,8 @@ pub struct DecidedMemory {
     pub offload: bool,
     /// Bytes of weights that stay as GEMMs read them; `None` if none are converted.
     pub kept_weights_bytes: Option<u64>,
-    /// Rows of a micro-batch. Checkpoints of earlier versions lack it.
-    #[serde(default)]
-    pub micro_batch_size: Option<usize>,
+    /// Rows of a micro-batch.
+    pub micro_batch_size: usize,
 }
 
 /// Returns the maximum number of documents in a row, the padding at its end included.

@@ -328,7 +328,7 @@ impl Plan {
             recompute: self.recompute.value,
             offload: self.offload.value,
             kept_weights_bytes,
-            micro_batch_size: Some(self.micro_batch_size.value),
+            micro_batch_size: self.micro_batch_size.value,
         }
     }
 }

@@ -36,7 +36,7 @@ impl<'a> Wish<'a> {
         let &PlanInputs { config: recipe, model, data, world_size, request, .. } = inputs;
         let (train, decided) = (&recipe.train, request.decided);
         let divides = |rows: &usize| train.rows_per_step.is_some_and(|all| all.is_multiple_of(rows * world_size));
-        let rows = decided.and_then(|decided| decided.micro_batch_size).filter(divides);
+        let rows = decided.map(|decided| decided.micro_batch_size).filter(divides);
         let memory = decided.filter(|_| recipe.recompute().is_none());
         let kept = train.kept_weights_gib.given().map(bytes);
         Ok(Self {
@@ -88,7 +88,7 @@ mod tests {
             recompute: Recompute::Projections,
             offload: true,
             kept_weights_bytes: Some((5 << 30) + 1),
-            micro_batch_size: Some(4),
+            micro_batch_size: 4,
         };
         let resumed = |changes: &[&str]| {
             let example = Example::new(changes, 80, 512);

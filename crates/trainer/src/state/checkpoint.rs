@@ -19,7 +19,6 @@ use firebrick_precision::FloatType;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 
-use crate::config::RunConfig;
 use crate::error::RunError;
 use crate::metrics::Evaluation;
 use crate::plan::DecidedMemory;
@@ -49,53 +48,38 @@ pub struct RunState {
     pub date: i64,
     /// Seconds of training so far, over all resumed parts.
     pub wall_s: f64,
-    /// The part of `wall_s` spent in steps. Checkpoints of earlier versions lack it.
-    #[serde(default)]
+    /// The part of `wall_s` spent in steps.
     pub step_s: f64,
     /// Input tokens of those steps over all ranks, without padding.
-    #[serde(default)]
     pub step_tokens: u64,
     /// The state of dynamic loss scaling; `None` without it.
-    #[serde(default)]
     pub loss_scale: Option<LossScaleState>,
     /// Mean losses of the last steps, oldest first: the summary's training loss.
     pub last_losses: Vec<f64>,
     /// The evaluation before the first step.
     pub before: Evaluation,
     /// Whether the evaluation after `step` is still due, because the run was stopped before it.
-    #[serde(default)]
     pub evaluation_is_due: bool,
     /// The best evaluation so far; `None` without `[best]`, and before the first one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
     /// The sample answers before the first step.
     pub samples_before: Vec<String>,
     /// Hash of the base model's weights; `None` if the weights were drawn from the seed.
     pub base_hash: Option<u64>,
-    /// Bytes of the pieces in which weights were hashed; `None` in checkpoints of versions that hashed them whole.
-    #[serde(default)]
-    pub hashed_piece: Option<usize>,
-    /// The reference of a preference loss, if it was computed before training; `None` also in checkpoints of earlier versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The reference of a preference loss, if it was computed before training.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<ReferenceIdentity>,
-    /// What the plan decided about memory, which a continued run keeps where its recipe leaves it open. Checkpoints of earlier versions lack it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// What the plan decided about memory, which a continued run keeps where its recipe leaves it open.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub decided: Option<DecidedMemory>,
-    /// Unpacked rows of similar length that are shown in succession, which a continued run keeps. Checkpoints of earlier versions lack it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Unpacked rows of similar length that are shown in succession, which a continued run keeps.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub length_group: Option<usize>,
     /// Settings that a continued run must share.
     pub identity: RunIdentity,
     /// Settings that may change when a run continues.
     pub settings: RunSettings,
-}
-
-impl RunState {
-    /// Returns the length group of the run. Checkpoints that do not name it are of versions that took four times the rows that were shown at once.
-    pub fn length_group(&self, recipe: &RunConfig) -> Option<usize> {
-        let at_once = recipe.train.rows_per_step.or(self.decided.and_then(|decided| decided.micro_batch_size));
-        self.length_group.or(at_once.map(|rows| 64.max(4 * rows)))
-    }
 }
 
 /// The weights that train, and so are saved, with the files that are saved next to them.
@@ -220,7 +204,7 @@ impl RunState {
         const COUNT: u64 = 1 << 60;
         let name = folder.file_name().and_then(|name| name.to_str()?.strip_prefix("step-")?.parse().ok());
         let of_best = self.best.as_ref().map_or(0, |best| best.step.max(best.compared));
-        let rows = self.decided.and_then(|decided| decided.micro_batch_size).unwrap_or(1) as u64;
+        let rows = self.decided.map_or(1, |decided| decided.micro_batch_size) as u64;
         let counts = [
             ("step", self.step, 0, 1 << 32),
             ("step", self.step, name.unwrap_or(0), name.unwrap_or(COUNT)),

@@ -6,7 +6,6 @@
 //! the result is equal up to rounding, not bit for bit.
 
 use firebrick_arch::LoraConfig;
-use firebrick_model::HASHED_PIECE;
 use firebrick_optim::Schedule;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -111,31 +110,13 @@ impl RunSettings {
     }
 }
 
-/// Compares the base model of a checkpoint with the one that was loaded, by the hash of its weights, which is of pieces of `piece_bytes`. Returns a
-/// note if they cannot be compared: larger weights have other hashes with pieces of another size, and earlier versions hashed them whole. `has_own_head`:
-/// the folder has a head, although its config.json says that it is the embedding.
+/// Compares the base model of a checkpoint with the one that was loaded, by the hash of its weights.
 ///
 /// # Errors
 /// They differ.
-pub fn check_model(
-    saved: Option<u64>,
-    piece_bytes: Option<usize>,
-    now: Option<u64>,
-    has_own_head: bool,
-) -> Result<Option<&'static str>, RunError> {
-    if saved == now {
-        return Ok(None);
-    }
-    if saved.is_some() && now.is_some() && piece_bytes != Some(HASHED_PIECE) {
-        return Ok(Some(
-            "the hash of the base model is not that of the checkpoint, whose version may have hashed the same weights in another way: it is \
-             taken to be the same model",
-        ));
-    }
+pub fn check_model(saved: Option<u64>, now: Option<u64>) -> Result<(), RunError> {
     let shown = |hash: Option<u64>| hash.map_or("random weights".to_owned(), |hash| format!("weights {hash:016x}"));
-    let head =
-        if has_own_head { " with the head in its folder, for which earlier versions took the embedding" } else { "" };
-    Err(changed("model", &shown(saved), &(shown(now) + head)))
+    if saved == now { Ok(()) } else { Err(changed("model", &shown(saved), &shown(now))) }
 }
 
 fn changed(key: &str, saved: &str, now: &str) -> RunError {
@@ -237,18 +218,11 @@ mod tests {
 
     #[test]
     fn models_are_compared_by_content() {
-        let as_now = Some(HASHED_PIECE);
-        for piece_bytes in [None, Some(1), as_now] {
-            assert_eq!(check_model(Some(7), piece_bytes, Some(7), false).unwrap(), None);
-            assert_eq!(check_model(None, piece_bytes, None, false).unwrap(), None);
-            check_model(None, piece_bytes, Some(7), false).unwrap_err();
-            check_model(Some(7), piece_bytes, None, false).unwrap_err();
-        }
-        for piece_bytes in [None, Some(1)] {
-            assert!(check_model(Some(7), piece_bytes, Some(8), false).unwrap().unwrap().contains("in another way"));
-        }
-        let message = check_model(Some(7), as_now, Some(8), false).unwrap_err().to_string();
+        check_model(Some(7), Some(7)).unwrap();
+        check_model(None, None).unwrap();
+        check_model(None, Some(7)).unwrap_err();
+        check_model(Some(7), None).unwrap_err();
+        let message = check_model(Some(7), Some(8)).unwrap_err().to_string();
         assert!(message.contains("made with model = weights 0000000000000007"), "{message}");
-        assert!(check_model(Some(7), as_now, Some(8), true).unwrap_err().to_string().contains("took the embedding"));
     }
 }

@@ -15,8 +15,6 @@ use crate::storage::{StorageError, write_atomically};
 /// Version of all files in a checkpoint folder. Incremented when an older program could not read it, or this one an older folder.
 pub const FORMAT_VERSION: u32 = 1;
 pub(crate) const MANIFEST: &str = "manifest.json";
-/// The marker of a complete checkpoint before manifests existed.
-const OLD_MARKER: &str = "DONE";
 const BUFFER: usize = 1 << 20;
 
 /// The description of a checkpoint.
@@ -27,9 +25,8 @@ pub struct Manifest {
     pub format_version: u32,
     /// Every other file, sorted by path.
     pub files: Vec<ManifestFile>,
-    /// Checksum of the two fields above. Absent in manifests of earlier builds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub xxh3: Option<String>,
+    /// Checksum of the two fields above.
+    pub xxh3: String,
 }
 
 /// A file of a checkpoint.
@@ -58,7 +55,7 @@ impl Manifest {
             files.push(ManifestFile { path: relative(folder, &path), bytes, xxh3 });
         }
         files.sort_by(|one, other| one.path.cmp(&other.path));
-        let xxh3 = Some(own_checksum(&files));
+        let xxh3 = own_checksum(&files);
         Ok(Self { format_version: FORMAT_VERSION, files, xxh3 })
     }
 
@@ -68,9 +65,9 @@ impl Manifest {
         write_atomically(&folder.join(MANIFEST), text.as_bytes())
     }
 
-    /// Returns whether a folder is a checkpoint of any version.
+    /// Returns whether a folder is a checkpoint.
     pub fn is_in(folder: &Path) -> bool {
-        folder.join(MANIFEST).is_file() || folder.join(OLD_MARKER).is_file()
+        folder.join(MANIFEST).is_file()
     }
 
     /// Reads the manifest of a checkpoint folder.
@@ -79,23 +76,20 @@ impl Manifest {
     /// [`StorageError::OtherFormat`] for another version, [`StorageError::Damaged`] for a manifest that is unreadable or was changed.
     pub fn read(folder: &Path) -> Result<Self, StorageError> {
         let path = folder.join(MANIFEST);
-        let other_format =
-            |found| StorageError::OtherFormat { path: folder.to_path_buf(), found, expected: FORMAT_VERSION };
-        if !path.exists() && folder.join(OLD_MARKER).exists() {
-            return Err(other_format("no manifest.json, as in versions before checksums".to_owned()));
-        }
         let damaged = |problem: String| StorageError::Damaged { path: path.clone(), problem };
         let text = fs::read(&path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
         let not_json = |error: serde_json::Error| damaged(format!("is not a manifest: {error}"));
         let Version { format_version } = serde_json::from_slice(&text).map_err(not_json)?;
         let manifest = serde_json::from_slice::<Self>(&text).map_err(not_json);
-        let checksum_is_right =
-            |manifest: &Self| manifest.xxh3.as_ref().map(|saved| *saved == own_checksum(&manifest.files));
-        let is_right = manifest.as_ref().ok().and_then(checksum_is_right);
+        let is_right = manifest.as_ref().ok().map(|manifest| manifest.xxh3 == own_checksum(&manifest.files));
         // The checksum is that of this format: if it is right, only the version itself can be damaged.
         match (format_version == FORMAT_VERSION, is_right) {
             (true, Some(true) | None) => manifest,
-            (false, Some(false) | None) => Err(other_format(format!("format {format_version}"))),
+            (false, Some(false) | None) => Err(StorageError::OtherFormat {
+                path: folder.to_path_buf(),
+                found: format!("format {format_version}"),
+                expected: FORMAT_VERSION,
+            }),
             (true, Some(false)) | (false, Some(true)) => Err(damaged("does not have its own checksum".to_owned())),
         }
     }
@@ -245,10 +239,6 @@ mod tests {
         fs::write(folder.path().join(MANIFEST), "{\"format_version\": 2, \"shards\": []}").unwrap();
         let message = Manifest::check(folder.path()).unwrap_err().to_string();
         assert!(message.contains("has format 2, and this version reads format 1 only"), "{message}");
-        fs::remove_file(folder.path().join(MANIFEST)).unwrap();
-        fs::write(folder.path().join(OLD_MARKER), "3").unwrap();
-        let message = Manifest::check(folder.path()).unwrap_err().to_string();
-        assert!(message.contains("versions before checksums"), "{message}");
     }
 
     #[cfg(unix)]
@@ -263,7 +253,7 @@ mod tests {
             ["link", "linked/secret", "../x", "adapter/../state.json", secret.to_str().unwrap(), "adapter", "", "."]
         {
             let files = vec![ManifestFile { path: path.to_owned(), bytes: 1, xxh3: checksum(&secret).unwrap().1 }];
-            let manifest = Manifest { format_version: FORMAT_VERSION, xxh3: Some(own_checksum(&files)), files };
+            let manifest = Manifest { format_version: FORMAT_VERSION, xxh3: own_checksum(&files), files };
             let error = manifest.verify(folder.path()).unwrap_err().to_string();
             assert!(error.contains("not a plain file") && error.contains(&format!("{path:?}")), "{error}");
             assert_eq!(error.contains("a link"), path.starts_with("link"), "{error}");

@@ -68,27 +68,21 @@ impl ReferenceIdentity {
         }))
     }
 
-    /// Compares the reference of a checkpoint with that of the run that continues from it. Returns a note if the checkpoint does not record its
-    /// reference.
+    /// Compares the reference of a checkpoint, if it was computed before training, with that of the run that continues from it.
     ///
     /// # Errors
     /// The first part that differs.
-    pub fn check(saved: Option<&Self>, now: Option<&Self>) -> Result<Option<&'static str>, RunError> {
-        let Some(now) = now else { return Ok(None) };
-        let Some(saved) = saved else {
-            return Ok(Some(
-                "the checkpoint is of a version that did not save what the reference of its preference loss is: it is \
-                 taken to be what the recipe starts from",
-            ));
+    pub fn check(saved: Option<&Self>, now: Option<&Self>) -> Result<(), RunError> {
+        let Some(now) = now else { return Ok(()) };
+        let change = match saved.map(|saved| differences(saved, now).into_iter().next()) {
+            Some(None) => return Ok(()),
+            Some(Some(Difference { key, saved, now })) => format!("has {key} = {saved}, now it is {now}"),
+            None => "was not computed before training, now it is".to_owned(),
         };
-        match differences(saved, now).into_iter().next() {
-            Some(Difference { key, saved, now }) => Err(RunError::Refused(format!(
-                "the reference of the checkpoint's preference loss has {key} = {saved}, now it is {now}: the reference is the \
-                 model before the first step, and a resumed run keeps it. Put back what the run started from, or start a new \
-                 run under another name"
-            ))),
-            None => Ok(None),
-        }
+        Err(RunError::Refused(format!(
+            "the reference of the checkpoint's preference loss {change}: the reference is the model before the first step, and a \
+             resumed run keeps it. Put back what the run started from, or start a new run under another name"
+        )))
     }
 }
 
@@ -131,7 +125,7 @@ mod tests {
     fn only_the_same_reference_continues() {
         let text = serde_json::to_string(&identity()).unwrap();
         let saved: ReferenceIdentity = serde_json::from_str(&text).unwrap();
-        assert_eq!(ReferenceIdentity::check(Some(&saved), Some(&identity())).unwrap(), None);
+        ReferenceIdentity::check(Some(&saved), Some(&identity())).unwrap();
         let long = ReferenceIdentity { long_rope: Some("long_factor".to_owned()), ..identity() };
         let message = ReferenceIdentity::check(Some(&saved), Some(&long)).unwrap_err().to_string();
         assert!(message.contains("the longrope factors = nothing, now it is long_factor"), "{message}");
@@ -141,9 +135,10 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_reference_is_noted() {
-        assert!(ReferenceIdentity::check(None, Some(&identity())).unwrap().unwrap().contains("taken to be"));
-        assert_eq!(ReferenceIdentity::check(None, None).unwrap(), None);
+    fn a_reference_that_is_newly_computed_before_training_is_refused() {
+        let message = ReferenceIdentity::check(None, Some(&identity())).unwrap_err().to_string();
+        assert!(message.contains("was not computed before training, now it is:"), "{message}");
+        ReferenceIdentity::check(None, None).unwrap();
     }
 
     #[test]

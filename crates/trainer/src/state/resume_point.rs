@@ -99,7 +99,6 @@ mod tests {
     use std::fs;
 
     use firebrick_data::Cursor;
-    use firebrick_model::HASHED_PIECE;
     use serde_json::{Value, json};
 
     use super::*;
@@ -128,7 +127,6 @@ mod tests {
             best: None,
             samples_before: vec!["a".to_owned()],
             base_hash: Some(u64::MAX),
-            hashed_piece: Some(HASHED_PIECE),
             reference: None,
             decided: None,
             length_group: None,
@@ -194,24 +192,6 @@ mod tests {
         let now = settings(2e-4, 20);
         let expected = "changed since the checkpoint: train.learning_rate 0.0001 -> 0.0002, train.steps 9 -> 20";
         assert_eq!(saved.changes(&now).as_deref(), Some(expected));
-    }
-
-    #[test]
-    fn a_checkpoint_of_an_older_version_is_refused() {
-        let output = tempfile::tempdir().unwrap();
-        let folder = run(output.path(), &[1]);
-        let checkpoint = folder.join("checkpoints/step-1");
-        fs::rename(checkpoint.join("manifest.json"), checkpoint.join("DONE")).unwrap();
-        let message = open(&ResumeFrom::Newest, output.path()).unwrap_err();
-        assert!(message.contains("versions before checksums") && message.contains("start a new run"), "{message}");
-    }
-
-    #[test]
-    fn a_state_without_pieces_is_read() {
-        let mut saved = serde_json::to_value(state(3)).unwrap();
-        assert!(saved.as_object_mut().unwrap().remove("hashed_piece").is_some());
-        let read: RunState = serde_json::from_value(saved).unwrap();
-        assert_eq!((read.base_hash, read.hashed_piece), (Some(u64::MAX), None));
     }
 
     /// Saves a state as a checkpoint with a valid manifest, and opens it.

@@ -15,7 +15,7 @@ use crate::state::checkpoint_folder::{CHECKPOINTS, latest};
 use crate::state::manifest::list;
 use crate::storage::{StorageError, rename_durably, write_atomically};
 
-/// Held while a process writes to the folder. It contains the name in the recipe that started the run; earlier versions left it empty.
+/// Held while a process writes to the folder. It contains the name in the recipe that started the run.
 const LOCK: &str = "lock";
 /// The results of the run.
 const SUMMARY: &str = "summary.json";
@@ -171,7 +171,7 @@ pub fn newest_run(output_dir: &Path, name: &str) -> Result<PathBuf, StorageError
 }
 
 /// Returns the runs of a recipe's name with their numbers, in ascending order: `name` is 1, `name-2` is 2. Some numbers may be missing, and some
-/// belong to another recipe. A folder of an earlier version does not record its recipe: it counts if no lower number is missing.
+/// belong to another recipe. A folder without its lock does not record its recipe: it counts if no lower number is missing.
 fn runs(output_dir: &Path, name: &str) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     let number = |path: &Path| {
         let rest = path.file_name()?.to_str()?.strip_prefix(name)?;

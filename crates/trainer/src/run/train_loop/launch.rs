@@ -116,7 +116,7 @@ fn ready(options: &RunOptions) -> Result<Ready, RunError> {
     let state = resumed.as_ref().map(|point| &point.state);
     let (decided, local_ranks) = (state.and_then(|state| state.decided), ranks.local_world_size());
     let request = PlanRequest { force: *force, local_ranks, decided, ..PlanRequest::default() };
-    let length_group = state.and_then(|state| state.length_group(config));
+    let length_group = state.and_then(|state| state.length_group);
     let prepared = {
         let _shown = console.activity(reading_data);
         let (config, world_size) = (config.clone(), ranks.world_size());

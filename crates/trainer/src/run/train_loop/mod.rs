@@ -94,9 +94,7 @@ impl<B: Kernels> Run<B> {
         let texts = prepared.texts(place.folder().name());
         let plan = &prepared.plan;
         let reference = ReferenceIdentity::of(plan)?;
-        if let Some(note) = place.check_reference(reference.as_ref())? {
-            console.print(note);
-        }
+        place.check_reference(reference.as_ref())?;
         let (device, backend) = (B::device_of(ranks.local_rank()), plan.backend.value);
         if let Some(where_threads_are) = backend.stay_near(ranks.local_rank()) {
             console.print(&where_threads_are);

@@ -15,18 +15,7 @@ use crate::state::resume_point::ResumePoint;
 
 /// Errors if the checkpoint belongs to another run; otherwise returns a sentence for each changed setting.
 pub(super) fn compare(point: &ResumePoint, prepared: &Prepared) -> Result<Vec<String>, RunError> {
-    let identity = |data| RunIdentity::new(&prepared.plan, data);
-    let earlier = prepared.train.earlier_fingerprint().map(identity);
-    if earlier.is_some_and(|earlier| point.state.identity.check(&earlier).is_ok()) {
-        return Err(RunError::Refused(
-            "the checkpoint was made by a version that counted in the cross entropy of ORPO what the chat template writes \
-             after the chosen answer, which this version leaves out: a resumed run must be the same run. Resume it with the \
-             version of Firebrick that saved it, or start a new run under another name, which goes on from this one's \
-             adapter with lora.init_from = \"runs/NAME/adapter\""
-                .to_owned(),
-        ));
-    }
-    point.state.identity.check(&identity(prepared.train.fingerprint()))?;
+    point.state.identity.check(&RunIdentity::new(&prepared.plan, prepared.train.fingerprint()))?;
     let changes = point.state.settings.changes(&RunSettings::new(&prepared.plan));
     let rate = point.state.settings.rate_change(&prepared.plan.learning_rate_schedule(), point.state.step);
     Ok(point.notes.iter().cloned().chain(changes).chain(rate).collect())

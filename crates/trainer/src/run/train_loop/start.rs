@@ -7,10 +7,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use firebrick_arch::ModelConfig;
 use firebrick_data::Cursor;
 use firebrick_kernels::Kernels;
-use firebrick_model::{BatchLimits, Decoder, HASHED_PIECE};
+use firebrick_model::{BatchLimits, Decoder};
 use firebrick_parallel::Ranks;
 
 use crate::console::Console;
@@ -55,10 +54,10 @@ impl StartPoint {
         }
     }
 
-    /// Compares the reference of a preference loss with that of the checkpoint. Returns a note if the checkpoint does not record it.
-    pub(super) fn check_reference(&self, now: Option<&ReferenceIdentity>) -> Result<Option<&'static str>, RunError> {
+    /// Compares the reference of a preference loss with that of the checkpoint.
+    pub(super) fn check_reference(&self, now: Option<&ReferenceIdentity>) -> Result<(), RunError> {
         match self {
-            Self::New(_) => Ok(None),
+            Self::New(_) => Ok(()),
             Self::Resumed(point) => ReferenceIdentity::check(point.state.reference.as_ref(), now),
         }
     }
@@ -164,7 +163,6 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         best: None,
         samples_before,
         base_hash: trainer.model.base_hash(),
-        hashed_piece: Some(HASHED_PIECE),
         reference: None,
         decided: Some(prepared.plan.decided()),
         length_group: prepared.train.length_group(),
@@ -200,15 +198,8 @@ fn continue_from<B: Kernels>(
 ) -> Result<(RunFolder, RunState), RunError> {
     let ResumePoint { folder, checkpoint, mut state, .. } = point;
     state.check_cursor(&checkpoint, prepared.train.rows())?;
-    let config = ModelConfig::read(&weights.companions.from);
-    let has_own_head =
-        config.is_ok_and(|config| config.spec.tie_word_embeddings && !trainer.model.config.spec.tie_word_embeddings);
-    let checked = check_model(state.base_hash, state.hashed_piece, trainer.model.base_hash(), has_own_head);
-    if let Some(note) = checked? {
-        console.print(note);
-    }
+    check_model(state.base_hash, trainer.model.base_hash())?;
     restore(&checkpoint, weights, &mut trainer.model, &mut trainer.optimizer, &state)?;
-    (state.base_hash, state.hashed_piece) = (trainer.model.base_hash(), Some(HASHED_PIECE));
     (state.settings, state.length_group) = (RunSettings::new(&prepared.plan), prepared.train.length_group());
     if trainer.ranks.is_main() && state.step < prepared.plan.steps.value {
         folder.set_summary_aside()?;

@@ -3,9 +3,8 @@
 //
 // The kernels named _foreach take up to MAX_TENSORS tensors by value, since adapters are hundreds of small tensors: a list of
 // pointers and sizes, and where each tensor's pieces begin among those of the launch. The numbers of a step come as
-// `Rates`, which the host computes in f64 and rounds once. Arithmetic is that of the host reference, operation by
-// operation and without fusing (optimizer/reference.rs for AdamW, crates/precision adamw_8bit.rs for 8 bits), so
-// results equal it to the bit.
+// `Rates`, which the host computes in f64 and rounds once. Arithmetic is that of optimizer/reference.rs, operation by
+// operation and without fusing.
 //
 // In place. Tensors are read and written as 16 bytes where all pointers of one are aligned to that, else value by
 // value.
