@@ -31,7 +31,8 @@ const SIGLIP: u64 = 416_866_032;
 const PIXTRAL: u64 = 403_305_472 + 1024 + 4096 * 1024;
 
 /// Models that are nothing but a language model.
-const TEXT_ALONE: [Published; 4] = [
+const TEXT_ALONE: [Published; 5] = [
+    ("gpt-oss-20b", "openai/gpt-oss-20b", 20_914_757_184),
     ("olmo-3-7b", "allenai/Olmo-3-1025-7B", 7_298_011_136),
     ("granite-3.3-8b", "ibm-granite/granite-3.3-8b-instruct", 8_170_864_640),
     ("gemma-7b", "google/gemma-7b", 8_537_680_896),

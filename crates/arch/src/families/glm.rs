@@ -13,16 +13,3 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     spec.layers.iter_mut().for_each(|layer| layer.norms = LayerNorms::Pre);
     Ok(spec)
 }
-
-#[cfg(test)]
-mod tests {
-    use crate::families::tests::model;
-    use crate::spec::LayerNorms;
-
-    #[test]
-    fn only_the_norms_differ_from_glm4() {
-        let mut expected = model("glm4", &[]);
-        expected.layers.iter_mut().for_each(|layer| layer.norms = LayerNorms::Pre);
-        assert_eq!(model("glm", &[]), expected);
-    }
-}

@@ -72,22 +72,12 @@ fn default_kind(layer: usize) -> usize {
 mod tests {
     use serde_json::json;
 
-    use crate::families::tests::{model, refused};
+    use crate::families::tests::read;
 
     #[test]
-    fn layers_without_a_list_alternate_as_in_transformers() {
-        let spec = model("lfm3", &[("num_hidden_layers", json!(7)), ("rope_theta", json!(null))]);
-        let windows: Vec<_> = spec.layers.iter().map(|layer| layer.mixer.attention().map(|it| it.window)).collect();
-        assert_eq!(windows, [None, None, Some(None), None, Some(Some(256)), None, Some(None)]);
-        let (frequencies, _) = spec.ropes[0].inverse_frequencies(1);
+    fn full_attention_rotates_half_of_each_head() {
+        let (frequencies, _) = read("lfm3", json!({})).spec.ropes[0].inverse_frequencies(1);
         assert!(frequencies[..32].iter().all(|frequency| *frequency > 0.0));
         assert_eq!(frequencies[32..], [0.0; 32]);
-    }
-
-    #[test]
-    fn another_drawing_of_the_layers_is_refused() {
-        for key in ["use_sandwich_norm", "use_attention_gate"] {
-            assert!(refused("lfm3", &[(key, json!(false))]).contains(key));
-        }
     }
 }

@@ -60,36 +60,3 @@ fn has_theta(json: &JsonObject) -> Result<bool, ArchError> {
     let of = |object: &JsonObject| object.f64("rope_theta");
     Ok(nested.as_ref().map(of).transpose()?.flatten().or(of(json)?).is_some())
 }
-
-#[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use crate::families::tests::model;
-    use crate::mixer::Mixer;
-
-    #[test]
-    fn absent_keys_default_as_transformers_does() {
-        let types = json!(["linear_attention", "full_attention"]);
-        let absent = ["num_key_value_heads", "rope_theta"].map(|key| (key, Value::Null));
-        let spec = model("olmo_hybrid", &[&absent[..], &[("layer_types", types)]].concat());
-        let Mixer::DeltaNet(delta) = &spec.layers[0].mixer else { panic!("{:?}", spec.layers[0]) };
-        // Three quarters of 2 columns, without the rest, for each of 4 heads; twice that.
-        assert_eq!((delta.key_size(), delta.value_size(), delta.doubles_beta), (4, 8, true));
-        let attention = spec.layers[1].mixer.attention().unwrap();
-        assert_eq!((attention.kv_heads, attention.rope, spec.ropes.len()), (4, None, 0));
-    }
-
-    #[test]
-    fn norms_are_before_a_delta_rule_and_after_attention() {
-        let types = json!(["linear_attention", "full_attention"]);
-        let tensors = model("olmo_hybrid", &[("layer_types", types)]).tensors();
-        let of = |layer: usize| -> Vec<_> {
-            let names = tensors.iter().filter(|tensor| tensor.layer == Some(layer)).map(|tensor| tensor.name.as_str());
-            names.filter(|name| name.ends_with("norm.weight")).collect()
-        };
-        assert_eq!(of(0).len(), 3, "{:?}", of(0));
-        assert!(of(0)[0].ends_with("layers.0.attention_layer_norm.weight"), "{:?}", of(0));
-        assert!(of(1).iter().any(|name| name.ends_with("layers.1.post_feedforward_layernorm.weight")), "{:?}", of(1));
-    }
-}

@@ -46,47 +46,16 @@ fn windows(json: &JsonObject, layers: usize) -> Result<Vec<Option<usize>>, ArchE
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
-    use crate::config::ModelConfig;
-    use crate::config::tests::{family_json, parse};
-    use crate::error::ArchError;
     use crate::families::tests::read;
     use crate::lora::LoraConfig;
     use crate::module_names::TargetModules;
     use crate::tensor_spec::Role;
 
-    const FEW: [(&str, i32); 4] = [
-        ("num_experts", 4),
-        ("num_experts_per_tok", 2),
-        ("moe_intermediate_size", 6),
-        ("shared_expert_intermediate_size", 10),
-    ];
-
-    fn few() -> Vec<(&'static str, Value)> {
-        FEW.map(|(key, value)| (key, json!(value))).to_vec()
-    }
-
-    fn qwen2_moe(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
-        read("qwen2_moe", &[&few()[..], changes].concat())
-    }
-
-    #[test]
-    fn a_shared_expert_and_its_gate_come_after_the_experts() {
-        let tensors = qwen2_moe(&[]).unwrap().spec.tensors();
-        let mlp: Vec<_> = tensors.iter().filter(|tensor| tensor.name.contains("layers.1.mlp.")).collect();
-        let last: Vec<_> = mlp.iter().rev().take(4).rev().collect();
-        let names = last.iter().map(|tensor| tensor.name.trim_start_matches("model.layers.1.mlp."));
-        let expected =
-            ["shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj", "shared_expert_gate"];
-        assert_eq!(names.collect::<Vec<_>>(), expected.map(|name| format!("{name}.weight")));
-        assert_eq!((&last[0].shape[..], &last[2].shape[..]), (&[10, 8][..], &[8, 10][..]));
-        assert_eq!((&last[3].shape[..], last[3].role), (&[1, 8][..], Role::Router), "never quantized");
-    }
-
     #[test]
     fn all_linear_takes_in_the_shared_expert_and_its_gate() {
-        let spec = qwen2_moe(&[("mlp_only_layers", json!([0]))]).unwrap().spec;
+        let spec = read("qwen2_moe", json!({"num_experts": 4, "mlp_only_layers": [0]})).spec;
         let names = TargetModules::AllLinear.names(&spec);
         let shared =
             ["shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj", "mlp.shared_expert_gate"];
@@ -95,23 +64,8 @@ mod tests {
             let lora = LoraConfig { target_modules, ..LoraConfig::default() };
             assert_eq!(spec.adapter_tensors(&lora).unwrap().len() / 2, 2 * 4 + 3 + 4);
         }
-    }
-
-    #[test]
-    fn absent_keys_default_as_transformers_does() {
-        let spec = parse(&family_json("Qwen2MoeForCausalLM", "qwen2_moe", &[("intermediate_size", Value::Null)]))
-            .unwrap()
-            .spec;
-        let mlp = &spec.layers[0].mlp;
-        assert_eq!((mlp.rows_per_token(), mlp.intermediate_size()), (4, 1408));
-        assert!(!mlp.router().unwrap().normalizes && spec.attentions().next().unwrap().qkv_bias);
-        assert_eq!(spec.attentions().next().unwrap().window, None);
-        let windows = |changes: &[_]| {
-            let changes = [&[("use_sliding_window", json!(true)), ("num_hidden_layers", json!(4))], changes].concat();
-            let spec = qwen2_moe(&changes).unwrap().spec;
-            spec.attentions().map(|attention| attention.window.is_some()).collect::<Vec<_>>()
-        };
-        assert_eq!(windows(&[]), [true, false, true, false]);
-        assert_eq!(windows(&[("max_window_layers", json!(2))]), [true, false, false, false]);
+        let gate =
+            spec.tensors().into_iter().find(|tensor| tensor.name.ends_with("shared_expert_gate.weight")).unwrap();
+        assert_eq!((gate.role, gate.shape), (Role::Router, vec![1, 8]), "never quantized");
     }
 }

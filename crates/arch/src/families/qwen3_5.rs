@@ -21,11 +21,11 @@ const KINDS: [&str; 2] = ["linear_attention", "full_attention"];
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let mlp = gated_mlp(json, Activation::Silu)?;
-    model(json, DeltaProjections::Joined, |base| Ok(vec![mlp.clone(); base.count]))
+    model(json, 4, DeltaProjections::Joined, |base| Ok(vec![mlp.clone(); base.count]))
 }
 
 pub(super) fn moe_spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    model(json, DeltaProjections::Joined, |base| {
+    model(json, 2, DeltaProjections::Joined, |base| {
         let mlp = of_experts(json, base.count, [256, 8, 512], true)?;
         Ok(vec![mlp; base.count])
     })
@@ -33,7 +33,7 @@ pub(super) fn moe_spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 
 pub(super) fn next_spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let normalizes = bool_or(json, "norm_topk_prob", true)?;
-    model(json, DeltaProjections::ByKeyHead, |base| {
+    model(json, 2, DeltaProjections::ByKeyHead, |base| {
         let mlp = |is_mixture| match is_mixture {
             true => of_experts(json, base.count, [512, 10, 512], normalizes),
             false => dense(json, 5632),
@@ -52,9 +52,10 @@ fn of_experts(json: &JsonObject, layers: usize, absent: [usize; 3], normalizes: 
     Ok(mlp)
 }
 
-/// Reads a model with these MLPs.
+/// Reads a model with these MLPs; an absent key means `kv_heads` heads of keys and values.
 fn model(
     json: &JsonObject,
+    kv_heads: usize,
     projections: DeltaProjections,
     mlps: impl Fn(&Base<'_>) -> Result<Vec<MlpSpec>, ArchError>,
 ) -> Result<ModelSpec, ArchError> {
@@ -63,7 +64,7 @@ fn model(
         return Err(json.unsupported("attn_output_gate", false, advice));
     }
     let defaults =
-        Defaults { head_dim: Some(256), kv_heads: Some(2), max_position_embeddings: 32_768, rms_norm_eps: 1e-6 };
+        Defaults { head_dim: Some(256), kv_heads: Some(kv_heads), max_position_embeddings: 32_768, rms_norm_eps: 1e-6 };
     let mut base = Base::read(json, defaults)?.with_bias(false)?;
     (base.attention.qk_norm, base.attention.gate) = (QkNorm::PerHead, OutputGate::PerValue);
     let absent = DeltaNetSpec {
@@ -120,51 +121,4 @@ pub(super) fn attention_layers(json: &JsonObject, layers: usize) -> Result<Vec<b
     }
     let interval = size_or(json, "full_attention_interval", 4)?;
     Ok((1..=layers).map(|layer| layer.is_multiple_of(interval)).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use crate::families::tests::{model, refused};
-
-    /// Returns the keys of a model of these layers.
-    fn of_layers(count: usize) -> Vec<(&'static str, Value)> {
-        vec![("num_hidden_layers", json!(count)), ("head_dim", json!(8)), ("linear_key_head_dim", json!(4))]
-    }
-
-    #[test]
-    fn every_fourth_layer_has_attention_unless_a_list_says_which() {
-        let has_attention = |more: &[(&str, Value)]| -> Vec<bool> {
-            let spec = model("qwen3_next", &[&of_layers(5)[..], more].concat());
-            spec.layers.iter().map(|layer| layer.mixer.attention().is_some()).collect()
-        };
-        assert_eq!(has_attention(&[]), [false, false, false, true, false]);
-        let types = ["full_attention", "linear_attention", "linear_attention", "linear_attention", "full_attention"];
-        assert_eq!(has_attention(&[("layer_types", json!(types))]), [true, false, false, false, true]);
-    }
-
-    #[test]
-    fn sizes_that_do_not_fit_and_a_missing_gate_are_refused() {
-        let heads = [("linear_num_key_heads", json!(2)), ("linear_num_value_heads", json!(3))];
-        assert!(refused("qwen3_5_text", &heads).contains("linear_num_value_heads"));
-        for (key, most) in [("linear_key_head_dim", "65536"), ("linear_conv_kernel_dim", "8")] {
-            let message = refused("qwen3_5_text", &[(key, json!(100_000_000))]);
-            assert!(message.contains(key) && message.contains(&format!("at most {most}")), "{message}");
-        }
-        assert!(refused("qwen3_5_text", &[("attn_output_gate", json!(false))]).contains("attn_output_gate"));
-    }
-
-    #[test]
-    fn modules_have_the_names_of_both_spellings() {
-        let names = |model_type: &str| model(model_type, &of_layers(4)).linear_module_names();
-        let both = ["out_proj", "q_proj", "k_proj", "v_proj", "o_proj"];
-        for (model_type, own) in [
-            ("qwen3_5_text", &["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"][..]),
-            ("qwen3_next", &["in_proj_qkvz", "in_proj_ba"]),
-        ] {
-            let names = names(model_type);
-            assert!(own.iter().chain(&both).all(|name| names.iter().any(|found| found == name)), "{names:?}");
-        }
-    }
 }

@@ -62,61 +62,15 @@ pub(super) fn mixture_layers(json: &JsonObject, layers: usize) -> Result<Vec<boo
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
-    use crate::config::ModelConfig;
-    use crate::config::tests::refusal_of;
-    use crate::error::ArchError;
     use crate::families::tests::read;
     use crate::lora::LoraConfig;
     use crate::module_names::TargetModules;
-    use crate::spec::MlpSpec;
-
-    fn qwen3_moe(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
-        let few = [("num_experts", json!(4)), ("num_experts_per_tok", json!(2)), ("moe_intermediate_size", json!(6))];
-        read("qwen3_moe", &[&few[..], changes].concat())
-    }
-
-    fn mixtures(changes: &[(&str, Value)]) -> Vec<bool> {
-        let changes = [&[("num_hidden_layers", json!(4))][..], changes].concat();
-        qwen3_moe(&changes).unwrap().spec.layers.iter().map(|layer| layer.mlp.is_mixture()).collect()
-    }
-
-    #[test]
-    fn step_and_dense_layers_say_which_are_mixtures() {
-        assert_eq!(mixtures(&[]), [true; 4]);
-        assert_eq!(mixtures(&[("decoder_sparse_step", json!(2))]), [false, true, false, true]);
-        assert_eq!(mixtures(&[("mlp_only_layers", json!([0, 3]))]), [false, true, true, false]);
-        assert_eq!(
-            mixtures(&[("decoder_sparse_step", json!(2)), ("mlp_only_layers", json!([3]))])[1..],
-            [true, false, false]
-        );
-        assert!(refusal_of(qwen3_moe(&[("mlp_only_layers", json!(["a"]))])).contains("`mlp_only_layers`"));
-    }
-
-    #[test]
-    fn weights_add_up_to_one_only_where_the_key_says_so() {
-        let normalizes = |changes: &[_]| match qwen3_moe(changes).unwrap().spec.layers[0].mlp {
-            MlpSpec::Experts { router, .. } => router.normalizes,
-            MlpSpec::Gated { .. } => panic!("the layer is a mixture"),
-        };
-        assert!(!normalizes(&[]));
-        assert!(normalizes(&[("norm_topk_prob", json!(true))]));
-    }
-
-    #[test]
-    fn experts_and_dense_layers_have_their_own_widths() {
-        let spec = qwen3_moe(&[("mlp_only_layers", json!([0]))]).unwrap().spec;
-        assert_eq!([0, 1].map(|layer: usize| spec.layers[layer].mlp.intermediate_size()), [12, 6]);
-        let names: Vec<_> = spec.tensors().into_iter().map(|tensor| tensor.name).collect();
-        for name in ["0.mlp.down_proj", "1.mlp.gate", "1.mlp.experts.3.up_proj"] {
-            assert!(names.contains(&format!("model.layers.{name}.weight")), "{name}");
-        }
-    }
 
     #[test]
     fn all_linear_leaves_experts_out_and_names_take_them_in() {
-        let spec = qwen3_moe(&[("mlp_only_layers", json!([0]))]).unwrap().spec;
+        let spec = read("qwen3_moe", json!({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]})).spec;
         let names = TargetModules::AllLinear.names(&spec);
         let dense = ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
         assert_eq!(names, [&["q_proj", "k_proj", "v_proj", "o_proj"][..], &dense].concat());

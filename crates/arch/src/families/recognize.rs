@@ -120,61 +120,7 @@ pub(super) fn refuse_foreign_keys(json: &JsonObject, family: &Family) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-    use crate::config::tests::{parse, refusal_of, tiny};
-
-    fn refusal(changes: &[(&str, Value)]) -> String {
-        refusal_of(tiny(changes))
-    }
-
-    #[test]
-    fn a_family_is_recognized_by_either_name_alone() {
-        for family in FAMILIES {
-            let sizes = json!({
-                "vocab_size": 11, "hidden_size": 128, "intermediate_size": 12, "num_hidden_layers": 2,
-                "num_attention_heads": 32, "num_key_value_heads": 2,
-            });
-            for (key, name) in
-                [("architectures", json!([family.architecture])), ("model_type", json!(family.model_type))]
-            {
-                let mut config = sizes.clone();
-                config[key] = name;
-                assert_eq!(parse(&config.to_string()).unwrap().model_type, family.model_type);
-            }
-        }
-    }
-
-    #[test]
-    fn an_unknown_family_is_refused_by_its_model_type() {
-        let message = refusal(&[
-            ("architectures", json!(["DbrxForCausalLM"])),
-            ("model_type", json!("dbrx")),
-            ("num_local_experts", json!(16)),
-        ]);
-        let line = "`m/config.json`: no family here reads `model_type` \"dbrx\". docs/models.md lists the families; choose a \
-                    model of one of them";
-        assert_eq!(message, line);
-        let remote = ("auto_map", json!({ "AutoModelForCausalLM": "modeling.Dbrx" }));
-        let message = refusal(&[("architectures", Value::Null), ("model_type", json!("dbrx")), remote]);
-        assert_eq!(message, format!("{line}; the code that comes with a model is never run"));
-        let message = refusal(&[("architectures", json!(["OtherModel"])), ("model_type", Value::Null)]);
-        assert!(message.contains("no family here reads `architectures` [\"OtherModel\"]"), "{message}");
-    }
-
-    #[test]
-    fn a_postponed_family_is_said_to_be_one_with_what_it_waits_for() {
-        for (architecture, model_type, needs) in [
-            ("KimiLinearForCausalLM", "kimi_linear", "latent attention and a decay per key channel"),
-            ("GraniteMoeHybridForCausalLM", "granitemoehybrid", "Mamba 2 layers"),
-            ("DeepseekV3ForCausalLM", "deepseek_v3", "latent attention"),
-        ] {
-            let message = refusal(&[("architectures", json!([architecture])), ("model_type", json!(model_type))]);
-            let refused = format!("`model_type` \"{model_type}\". It is not there yet: it needs {needs}");
-            assert!(message.contains(&refused), "{message}");
-        }
-    }
 
     #[test]
     fn postponed_families_are_found_and_not_registered() {
@@ -182,32 +128,5 @@ mod tests {
             assert!(POSTPONED[..at].iter().all(|(other, _)| !start.starts_with(other)), "{start} is hidden");
             assert!(FAMILIES.iter().all(|family| !family.model_type.starts_with(start)), "{start} is there");
         }
-    }
-
-    #[test]
-    fn another_architecture_over_known_layers_is_named() {
-        let message = refusal(&[("architectures", json!(["LlamaForSequenceClassification"]))]);
-        assert!(message.contains("LlamaForSequenceClassification") && !message.contains("`model_type`"), "{message}");
-    }
-
-    #[test]
-    fn arithmetic_that_a_family_does_not_have_is_refused_by_key() {
-        let message = refusal(&[("final_logit_softcapping", json!(30.0))]);
-        for part in ["`final_logit_softcapping` is 30.0", "soft caps on logits", "a LlamaForCausalLM does not have"] {
-            assert!(message.contains(part), "{message}");
-        }
-        for neutral in [Value::Null, json!(false), json!(1.0), json!(0)] {
-            tiny(&[("logits_scaling", neutral)]).unwrap();
-        }
-    }
-
-    #[test]
-    fn names_that_contradict_each_other_or_are_missing_are_refused() {
-        let message = refusal(&[("model_type", json!("qwen2"))]);
-        let rule = "key `model_type` is \"qwen2\", but LlamaForCausalLM in `architectures` has \"llama\"";
-        assert!(message.contains(rule), "{message}");
-        let neither = tiny(&[("model_type", Value::Null), ("architectures", Value::Null)]).unwrap_err();
-        assert!(matches!(neither, ArchError::UnsupportedArchitecture { .. }));
-        assert!(matches!(tiny(&[("architectures", json!("x"))]), Err(ArchError::WrongType { .. })));
     }
 }
