@@ -104,16 +104,7 @@ fn add_values_{t}(sum: ptr<function, array<f32, 8>>, at_w: u32, at_y: u32, lane:
 #end
 #end
 
-// Start and end of the document of a token.
-fn document(token: u32) -> vec2<u32> {
-    var low = 0u;
-    var high = p.documents;
-    while (high - low > 1u) {
-        let middle = (low + high) / 2u;
-        if (u32(boundaries[middle]) <= token) { low = middle; } else { high = middle; }
-    }
-    return vec2<u32>(u32(boundaries[low]), u32(boundaries[low + 1u]));
-}
+#use document
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) group: vec3<u32>) {

@@ -14,8 +14,13 @@ use std::collections::BTreeMap;
 pub(crate) type Constants = BTreeMap<&'static str, u32>;
 
 /// Texts that templates share, by name.
-const SHARED: [(&str, &str); 2] =
-    [("largest", include_str!("largest.wgsl")), ("half_rows", include_str!("half_rows.wgsl"))];
+const SHARED: [(&str, &str); 5] = [
+    ("largest", include_str!("largest.wgsl")),
+    ("half_rows", include_str!("half_rows.wgsl")),
+    ("document", include_str!("../attention/document.wgsl")),
+    ("tile_order", include_str!("../linear/tile_order.wgsl")),
+    ("products", include_str!("../linear/products.wgsl")),
+];
 
 /// Returns the text of a program.
 ///

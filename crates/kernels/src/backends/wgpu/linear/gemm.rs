@@ -179,27 +179,25 @@ impl Engine {
         bias: Option<&Matrix>,
         add: Option<&Matrix>,
     ) {
-        if !self.matrix_gemm(name, c, segments, [bias, add], None) {
-            self.register_gemm(name, c, segments, bias, add);
-        }
+        self.product(name, c, segments, [bias, add], None);
     }
 
     /// Writes a product to `c`, `[m, ranks]`, that will be A of a second segment of this scale; the first has the same A as this product.
     pub(super) fn low_rank_gemm(&self, name: &'static str, c: &Matrix, segment: Segment<'_>, scale: f64) {
-        let segments = [segment];
-        if !self.matrix_gemm(name, c, &segments, [None; 2], Some(scale)) {
-            self.register_gemm(name, c, &segments, None, None);
-        }
+        self.product(name, c, &[segment], [None; 2], Some(scale));
     }
 
-    fn register_gemm(
+    fn product(
         &self,
         name: &'static str,
         c: &Matrix,
         segments: &[Segment<'_>],
-        bias: Option<&Matrix>,
-        add: Option<&Matrix>,
+        [bias, add]: [Option<&Matrix>; 2],
+        scale_of_second: Option<f64>,
     ) {
+        if self.matrix_gemm(name, c, segments, [bias, add], scale_of_second) {
+            return;
+        }
         let [m, n] = [c.rows, c.width];
         let [first, ..] = segments else { unreachable!("a product has a segment") };
         let [tm, tn] = tile([m, n]);

@@ -98,15 +98,9 @@ fn below(values: vec4<f32>, first: u32, limit: u32) -> vec4<f32> {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) group: vec3<u32>) {
-    let tile = group.x + group.y * 65535u;
-    let part = tile / (p.tiles * p.row_tiles);
-    // Workgroups that run at the same time are tiles of a square, whose rows of A and B stay in the cache.
-    let place_in = tile % (p.tiles * p.row_tiles);
-    let first_row = place_in / (SQUARE * p.tiles) * SQUARE;
-    let square = min(p.row_tiles - first_row, SQUARE);
-    let place_at = place_in % (SQUARE * p.tiles);
-    let row_0 = (first_row + place_at % square) * TM;
-    let column_0 = place_at / square * TN;
+#use tile_order
+    let row_0 = row_tile * TM;
+    let column_0 = column_tile * TN;
     if (part * p.part >= p.k_0) { return; }
     let y = thread / ACROSS;
     let x = thread % ACROSS;

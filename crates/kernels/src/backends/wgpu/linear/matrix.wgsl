@@ -152,15 +152,9 @@ fn multiply(sum: ptr<function, array<f32, 8>>, at_a: u32, at_b: u32, lane: u32, 
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) group: vec3<u32>) {
-    let tile = group.x + group.y * 65535u;
-    let part = tile / (p.tiles * p.row_tiles);
-    // Workgroups that run at the same time are tiles of a square, whose rows of A and B stay in the cache.
-    let place_in = tile % (p.tiles * p.row_tiles);
-    let first_row = place_in / (SQUARE * p.tiles) * SQUARE;
-    let square = min(p.row_tiles - first_row, SQUARE);
-    let place_at = place_in % (SQUARE * p.tiles);
-    let row_0 = (first_row + place_at % square) * BM;
-    let column_0 = place_at / square * BN;
+#use tile_order
+    let row_0 = row_tile * BM;
+    let column_0 = column_tile * BN;
     let k_0 = part * p.part;
     if (k_0 >= p.k) { return; }
     let subgroup = thread / LANES;
@@ -271,45 +265,7 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) gro
 #end
 #end
         }
-#for h in HALVES
-#for i in FM
-#if A_TURNED
-#if EMULATED
-        let a_{h}_{i} = ({h}u * 16u * TALL + sub_row + {i}u * 16u) / 4u;
-#else
-        let a_{h}_{i} = coopLoad<coop_mat16x16<f16, A>>(&tile_a[({h}u * 16u * TALL + sub_row + {i}u * 16u) / 4u], TALL / 4u);
-#end
-#else
-#if EMULATED
-        let a_{h}_{i} = ((sub_row + {i}u * 16u) * PITCH + {h}u * 16u) / 4u;
-#else
-        let a_{h}_{i} = coopLoadT<coop_mat16x16<f16, A>>(&tile_a[((sub_row + {i}u * 16u) * PITCH + {h}u * 16u) / 4u], PITCH / 4u);
-#end
-#end
-#end
-#for j in FN
-#if TURNED
-#if EMULATED
-        let b_{h}_{j} = ({h}u * 16u * WIDE + sub_column + {j}u * 16u) / 4u;
-#else
-        let b_{h}_{j} = coopLoadT<coop_mat16x16<f16, B>>(&tile_b[({h}u * 16u * WIDE + sub_column + {j}u * 16u) / 4u], WIDE / 4u);
-#end
-#else
-#if EMULATED
-        let b_{h}_{j} = ((sub_column + {j}u * 16u) * PITCH + {h}u * 16u) / 4u;
-#else
-        let b_{h}_{j} = coopLoad<coop_mat16x16<f16, B>>(&tile_b[((sub_column + {j}u * 16u) * PITCH + {h}u * 16u) / 4u], PITCH / 4u);
-#end
-#end
-#for i in FM
-#if EMULATED
-        multiply(&sum_{i}_{j}, a_{h}_{i}, b_{h}_{j}, lane, {A_TURNED}u != 0u, {TURNED}u != 0u);
-#else
-        sum_{i}_{j} = coopMultiplyAdd(a_{h}_{i}, b_{h}_{j}, sum_{i}_{j});
-#end
-#end
-#end
-#end
+#use products
         workgroupBarrier();
     }
 #if SECOND
@@ -327,37 +283,7 @@ fn main(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) gro
 #end
         }
         workgroupBarrier();
-#for h in HALVES
-#for i in FM
-#if EMULATED
-        let a_{h}_{i} = ((sub_row + {i}u * 16u) * PITCH + {h}u * 16u) / 4u;
-#else
-        let a_{h}_{i} = coopLoadT<coop_mat16x16<f16, A>>(&tile_a[((sub_row + {i}u * 16u) * PITCH + {h}u * 16u) / 4u], PITCH / 4u);
-#end
-#end
-#for j in FN
-#if TURNED
-#if EMULATED
-        let b_{h}_{j} = ({h}u * 16u * WIDE + sub_column + {j}u * 16u) / 4u;
-#else
-        let b_{h}_{j} = coopLoadT<coop_mat16x16<f16, B>>(&tile_b[({h}u * 16u * WIDE + sub_column + {j}u * 16u) / 4u], WIDE / 4u);
-#end
-#else
-#if EMULATED
-        let b_{h}_{j} = ((sub_column + {j}u * 16u) * PITCH + {h}u * 16u) / 4u;
-#else
-        let b_{h}_{j} = coopLoad<coop_mat16x16<f16, B>>(&tile_b[((sub_column + {j}u * 16u) * PITCH + {h}u * 16u) / 4u], PITCH / 4u);
-#end
-#end
-#for i in FM
-#if EMULATED
-        multiply(&sum_{i}_{j}, a_{h}_{i}, b_{h}_{j}, lane, false, {TURNED}u != 0u);
-#else
-        sum_{i}_{j} = coopMultiplyAdd(a_{h}_{i}, b_{h}_{j}, sum_{i}_{j});
-#end
-#end
-#end
-#end
+#use products
         workgroupBarrier();
     }
 #end

@@ -170,7 +170,7 @@ impl Engine {
         AdamWState { parameter, moments: Moments::F32 { first, second } }
     }
 
-    /// Returns the operands of a step in place, and the state after it.
+    /// Returns what a step reads and writes in place, and the state that it leaves there.
     fn operands_in_8_bits(
         &self,
         parameter: Tensor<Wgpu, 1>,
