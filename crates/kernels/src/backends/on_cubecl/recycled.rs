@@ -134,8 +134,17 @@ impl Recycled {
         })
     }
 
-    /// Returns unused memory to CubeCL, after a wait for the device.
-    #[cfg(feature = "cuda")]
+    /// Returns the bytes of all memory, and of what tensors have.
+    #[cfg(feature = "wgpu")]
+    pub(in crate::backends) fn bytes(&self) -> [usize; 2] {
+        let by_bytes = self.by_bytes.borrow();
+        let of = |is_counted: fn(&Kept) -> bool| {
+            by_bytes.iter().map(|(bytes, kept)| bytes * kept.iter().filter(|kept| is_counted(kept)).count()).sum()
+        };
+        [of(|_| true), of(|kept| !kept.is_free())]
+    }
+
+    /// Returns unused memory to CubeCL; all work on it must have been submitted, or the device have been waited for.
     pub(in crate::backends) fn release_free(&self) {
         let mut by_bytes = self.by_bytes.borrow_mut();
         let mut places = self.places.borrow_mut();

@@ -8,6 +8,7 @@ use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::{FloatType, Format};
 
 use super::cpu;
+use super::route::planned_groups;
 use crate::backends::BackendKind;
 use crate::linear::GemmFormat;
 use crate::memory::estimate::line;
@@ -41,7 +42,21 @@ pub(super) fn lines(backend: BackendKind, model: &ModelSpec, training: &Training
         let process = cpu::lines(model, training, layer[0].bytes + layer[1].bytes);
         return [layer, loss, process].concat();
     }
-    [layer, loss].concat()
+    [layer, loss, vec![low_rank_line(model, training)]].concat()
+}
+
+/// Returns the line for `x Aᵀ`, which kernels of wgpu save.
+fn low_rank_line(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
+    let of_layer = |layer: usize| {
+        let norms = model.layers[layer].norms.names();
+        let groups = planned_groups(model, training, layer).into_iter();
+        let saved = groups.filter(|planned| {
+            planned.group.experts.is_none() && !training.recompute.repeats(planned.group.kind, &norms)
+        });
+        saved.map(|planned| planned.route.ranks as u64).sum::<u64>()
+    };
+    let ranks: u64 = (0..model.layers.len()).map(of_layer).sum();
+    line("low-rank values", 4 * training.tokens() * ranks, "of adapters, of all projections that do not run twice, until their backward")
 }
 
 /// Returns the lines for what is alive in the backward of the widest layer: first its activations and their gradients.

@@ -143,8 +143,9 @@ impl Engine {
     }
 
     fn padded(&self, x: &Matrix) -> Matrix {
-        let [rows, width] = [x.rows.next_multiple_of(PADDED_ROWS), x.width.next_multiple_of(PADDED_COLUMNS)];
-        self.matrix_of(self.empty([rows, width], DType::F16))
+        let [rows, room] = [x.rows, self.room(x.rows)].map(|rows| rows.next_multiple_of(PADDED_ROWS));
+        let width = x.width.next_multiple_of(PADDED_COLUMNS);
+        self.matrix_of(self.empty([room, width], DType::F16)).rows(0, rows)
     }
 
     fn new_half(&self, x: &Matrix, by: DividedBy<'_>) -> Half {

@@ -1,7 +1,8 @@
 //! Launches: recorded into one pass until it is submitted.
 //!
-//! A submission holds work that is expected to take at most [`SUBMIT_SECONDS`], because drivers end what runs for seconds without a break; the first
-//! one of a section is small, so that the device begins early. The expectation is learned: each submission's time corrects it.
+//! wgpu translates a pass for the driver when it is submitted, which takes about as long as small launches run. So a submission holds work that is
+//! expected to take [`SUBMIT_SECONDS`], and the first one of a section less: the device begins early, and has work while more is translated. Drivers also
+//! end what runs for seconds without a break. The expectation is learned: each submission's time corrects it.
 //! Bind groups are kept by program and buffers, since tensors of a step have the memory of the step before.
 
 use std::cell::Cell;
@@ -14,9 +15,9 @@ use super::tensor::Matrix;
 use super::trace::{Cost, Span};
 
 /// Expected time of the work of one submission.
-const SUBMIT_SECONDS: f64 = 0.1;
+const SUBMIT_SECONDS: f64 = 0.005;
 /// Expected time of the first submission of a section.
-const FIRST_SECONDS: f64 = 0.002;
+const FIRST_SECONDS: f64 = 0.001;
 /// Launches of one submission at most.
 const MAX_LAUNCHES: usize = 2000;
 /// Workgroups along one axis that every adapter allows.
@@ -151,13 +152,18 @@ impl Engine {
         }
     }
 
-    /// Submits what is recorded.
+    /// Submits what is recorded, at the end of a section.
     pub(super) fn submit(&self) {
+        self.submit_so_far();
+        self.pace.submissions.set(0);
+    }
+
+    /// Submits what is recorded.
+    pub(super) fn submit_so_far(&self) {
         let recording = self.recording.borrow_mut().take();
         if let Some(recording) = recording {
             self.submit_recording(recording);
         }
-        self.pace.submissions.set(0);
     }
 
     fn submit_recording(&self, recording: Recording) {

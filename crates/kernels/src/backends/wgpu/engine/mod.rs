@@ -67,6 +67,10 @@ pub(super) struct Engine {
     pub(super) trace: Trace,
     /// Whether new memory is filled with NaN.
     is_filled: Cell<bool>,
+    /// Minimum rows of new matrices whose rows are counted by [`Engine::room`].
+    min_rows: Cell<usize>,
+    /// The most bytes that tensors of sections had at once.
+    most_bytes: Cell<usize>,
     /// Copies in float16, while products are by matrix units.
     halves: Halves,
     /// Whether matrix units are emulated.
@@ -100,6 +104,8 @@ impl Engine {
                 pace: Pace::default(),
                 trace: Trace::default(),
                 is_filled: Cell::new(false),
+                min_rows: Cell::new(0),
+                most_bytes: Cell::new(0),
                 halves: Halves::default(),
                 emulates: Cell::new(false),
                 held: RefCell::default(),

@@ -21,6 +21,10 @@ pub(crate) type Primitive = CubeTensor<WgpuRuntime>;
 
 /// Number of buffers after which all are forgotten, because those of freed tensors accumulate.
 const MAX_KNOWN: usize = 1 << 16;
+/// Bytes of a tensor from which on memory that is kept is counted.
+const MIN_TRIMMED: usize = 1 << 16;
+/// Bytes that are always kept.
+const KEPT_BYTES: usize = 64 << 20;
 
 /// Buffers of memory handles, by number.
 pub(super) type Buffers = FxHashMap<usize, wgpu::Buffer>;
@@ -121,7 +125,34 @@ impl Engine {
         new
     }
 
+    /// Runs `work`, in which matrices that may have fewer rows each time get memory for so many.
+    pub(crate) fn with_room<R>(&self, rows: usize, work: impl FnOnce() -> R) -> R {
+        let before = self.min_rows.replace(rows);
+        let result = work();
+        self.min_rows.set(before);
+        result
+    }
+
+    /// Returns for how many rows a new matrix of `rows` gets memory.
+    pub(crate) fn room(&self, rows: usize) -> usize {
+        rows.max(self.min_rows.get())
+    }
+
+    /// Returns free memory to CubeCL if tensors of other sizes had most of what is kept: rows of changing lengths would otherwise keep theirs for ever.
+    fn trim(&self, bytes: usize) {
+        let [kept, used] = self.recycled.bytes();
+        self.most_bytes.set(self.most_bytes.get().max(used + bytes));
+        if kept + bytes > self.most_bytes.get() * 3 / 2 + KEPT_BYTES {
+            // CubeCL's next operation on it comes after all work so far.
+            self.submit_so_far();
+            self.recycled.release_free();
+        }
+    }
+
     fn new_memory(&self, bytes: usize) -> Handle {
+        if bytes >= MIN_TRIMMED {
+            self.trim(bytes);
+        }
         let most = self.gpu.limits.max_storage_buffer_binding_size;
         if bytes as u64 > most {
             let message = format!("a tensor of {bytes} bytes is more than launches can bind here, {most} bytes");

@@ -133,6 +133,20 @@ fn memory_is_used_again_and_returned() {
 }
 
 #[test]
+fn memory_of_changing_sizes_does_not_add_up() {
+    if !has_adapter() {
+        return;
+    }
+    let mib = 1 << 20;
+    for size in (1..=20).map(|size| size * mib) {
+        let one = Tensor::<Wgpu, 1>::ones([size / 4], &WgpuDevice::DefaultDevice);
+        assert_eq!(host(add(&one, &one).narrow(0, size / 4 - 1, 1)), [2.0]);
+    }
+    let [kept, used] = Engine::get().recycled.bytes();
+    assert!(kept <= 94 * mib && used == 0, "{kept} bytes for tensors of up to 20 MiB");
+}
+
+#[test]
 fn a_wrong_program_is_an_error_with_the_name_of_its_operation() {
     if !has_adapter() {
         return;

