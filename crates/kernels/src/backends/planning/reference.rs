@@ -56,7 +56,11 @@ fn low_rank_line(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
         saved.map(|planned| planned.route.ranks as u64).sum::<u64>()
     };
     let ranks: u64 = (0..model.layers.len()).map(of_layer).sum();
-    line("low-rank values", 4 * training.tokens() * ranks, "of adapters, of all projections that do not run twice, until their backward")
+    line(
+        "low-rank values",
+        4 * training.tokens() * ranks,
+        "of adapters, of all projections that do not run twice, until their backward",
+    )
 }
 
 /// Returns the lines for what is alive in the backward of the widest layer: first its activations and their gradients.

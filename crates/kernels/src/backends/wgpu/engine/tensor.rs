@@ -138,7 +138,7 @@ impl Engine {
         rows.max(self.min_rows.get())
     }
 
-    /// Returns free memory to CubeCL if tensors of other sizes had most of what is kept: rows of changing lengths would otherwise keep theirs for ever.
+    /// Returns free memory to CubeCL if tensors of other sizes had most of it: rows of changing lengths would otherwise keep theirs for ever.
     fn trim(&self, bytes: usize) {
         let [kept, used] = self.recycled.bytes();
         self.most_bytes.set(self.most_bytes.get().max(used + bytes));
