@@ -57,7 +57,7 @@ fn focal_loss<B: Kernels>(model: &Decoder<B>, batch: &MicroBatch<B>, sink: &mut 
     // Inside a section only operations of `Kernels` touch the device; ordinary Burn operations run in `pause`.
     B::section(device, || {
         let (hidden_nd, tape) = model.forward(batch, PassOptions::default());
-        let options = LossOptions { chunk_tokens: 256, gradient_scale: None, log_probs: true };
+        let options = LossOptions { chunk_tokens: 256, gradient_scale: None, log_probs: true, temperature: 1.0 };
         let loss = model.loss(hidden_nd.clone(), &batch.targets, options, sink);
         let log_probs = loss.log_probs_m.expect("log-probabilities were requested");
 

@@ -23,7 +23,7 @@ pub fn preference_loss<B: Kernels>(
     sink: &mut dyn GradientSink<B>,
 ) -> Tensor<B, 1> {
     let device = model.device();
-    let options = LossOptions { chunk_tokens: 20, gradient_scale: None, log_probs: true };
+    let options = LossOptions { chunk_tokens: 20, gradient_scale: None, log_probs: true, temperature: 1.0 };
     B::section(device, || {
         let (base_nd, _) = model.forward(batch, PassOptions { adapters: false, ..PassOptions::default() });
         let base = model.loss(base_nd, &batch.targets, options, sink).log_probs_m.expect("they were requested");

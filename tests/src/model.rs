@@ -127,7 +127,7 @@ pub fn host_gradients<B: Kernels>(gradients: &GradientMap<B>) -> BTreeMap<String
 
 /// Returns the loss options of most tests. The chunk does not divide the tokens of the golden batches, so the last chunk of the loss is a short one.
 pub fn loss_options(gradient_scale: f64) -> LossOptions {
-    LossOptions { chunk_tokens: 20, gradient_scale: Some(gradient_scale), log_probs: false }
+    LossOptions { chunk_tokens: 20, gradient_scale: Some(gradient_scale), log_probs: false, temperature: 1.0 }
 }
 
 /// Returns the sum of the losses of a batch, and the gradients of the mean loss by the names of the tensors on disk.

@@ -92,7 +92,7 @@ pub fn one_step(config: RunConfig, resume: Option<ResumeFrom>) -> u64 {
 /// Runs a recipe to its end.
 pub fn finish(config: RunConfig, resume: Option<ResumeFrom>) -> Summary {
     match train(config, resume, &Interrupt::detached()) {
-        Ok(Outcome::Finished(summary)) => summary,
+        Ok(Outcome::Finished(summary)) => *summary,
         Ok(other) => panic!("the run was to finish, but ended with {other:?}"),
         Err(error) => panic!("the run was to finish, but: {error}"),
     }
@@ -111,7 +111,7 @@ pub fn finish_traced(config: RunConfig, steps: TraceSteps) -> Summary {
         report: Some(write_at_end),
     };
     match run(options) {
-        Ok(Outcome::Finished(summary)) => summary,
+        Ok(Outcome::Finished(summary)) => *summary,
         other => panic!("the run was to finish, but ended with {other:?}"),
     }
 }

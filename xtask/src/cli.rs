@@ -58,7 +58,7 @@ launches, ignored tests, reasons for dependencies, machine paths, links of Markd
 Each finding says where it is and what to do. Needs cargo and git, no network, no build.";
 
 /// The commands of the `firebrick` binary, with their lines in the overview.
-const PASSED_ON: [(&str, &str); 20] = [
+const PASSED_ON: [(&str, &str); 21] = [
     ("train", "Train a recipe and write a run folder: `RECIPE`, `--set a.b=c`"),
     ("plan", "Print what a run would do, and why: `RECIPE`, `--set a.b=c`, `--for b200`"),
     ("new", "Write a commented recipe that plans here: `MODEL DATA`, `--out FILE`"),
@@ -66,6 +66,7 @@ const PASSED_ON: [(&str, &str); 20] = [
     ("doctor", "Check what a run needs on this machine; exit code 1 if one would fail"),
     ("profile", "Print what machine this is: `--json`, `--for b200`, `--measure`"),
     ("inspect", "Show the data: counts, lengths, packing, sample rows with their masks: `RECIPE`"),
+    ("reward", "Try the rewards of a recipe without a model: `RECIPE --completions FILE`"),
     ("bench", "Time training steps on synthetic tokens: `--model DIR`"),
     (
         "bench-matrix",

@@ -32,7 +32,7 @@ impl Request {
     /// known here; the binary reads it anywhere. `--backend X` becomes `--set backend=X` for commands that read a recipe, so that the binary
     /// uses the same backend; the last of several requests wins, as it does there.
     fn parse(subcommand: &str, rest: &[String]) -> Result<Self> {
-        let reads_recipe = matches!(subcommand, "train" | "plan" | "inspect");
+        let reads_recipe = matches!(subcommand, "train" | "plan" | "inspect" | "reward");
         let mut request = Self { args: vec![subcommand.to_owned()], ..Self::default() };
         let mut words = rest.iter();
         if let Some(recipe) = rest.first().filter(|word| reads_recipe && !word.starts_with('-')) {

@@ -153,8 +153,12 @@ impl<'a> Encoder<'a> {
 
     /// Returns the policy for documents that are too long.
     pub fn overflow(&self) -> OverflowPolicy {
-        let is_text = matches!(self.options.record_format, RecordFormat::Text | RecordFormat::Pretokenized);
-        self.options.overflow.unwrap_or(if is_text { OverflowPolicy::Split } else { OverflowPolicy::Truncate })
+        self.options.overflow.unwrap_or(match self.options.record_format {
+            RecordFormat::Text | RecordFormat::Pretokenized => OverflowPolicy::Split,
+            // The end of a prompt is the question.
+            RecordFormat::Prompt => OverflowPolicy::Drop,
+            _ => OverflowPolicy::Truncate,
+        })
     }
 
     /// Returns the encoder's tokenizer.
@@ -260,8 +264,29 @@ impl<'a> Encoder<'a> {
             Row::Chat(chat) => self.chat(chat),
             Row::PromptCompletion { prompt, completion } => self.prompt_completion(&prompt, &completion),
             Row::Pretokenized { tokens, loss_mask } => self.pretokenized(tokens, loss_mask),
+            Row::Prompt(content) => self.prompt(*content),
             Row::Pair { .. } => unreachable!("the answers of a pair are encoded one by one"),
         }
+    }
+
+    /// Tokenizes a prompt, up to the assistant's header if it is a conversation. No token of it is trained; all but the first count, as of a text.
+    fn prompt(&self, content: Row) -> Result<RecordTokens, Failure> {
+        let tokens = match content {
+            Row::Chat(chat) if chat.turns.is_empty() => return Err(empty("there are no messages before an answer")),
+            Row::Chat(chat) => {
+                let chat = chat.with_system(self.tokenizer.system_prompt());
+                let template = self.tokenizer.chat_template_for(chat.tools.is_some())?;
+                self.tokenizer.encode(&template.render(&chat, true)?, false)?
+            }
+            Row::Text(text) => self.tokenizer.encode(&text, true)?,
+            other => unreachable!("a prompt is a text or a conversation: {other:?}"),
+        };
+        if tokens.len() < 2 {
+            return Err(empty("the prompt is blank"));
+        }
+        self.tokenizer.refuse_doubled_bos(&tokens)?;
+        let loss_mask = (0..tokens.len()).map(|index| index > 0).collect();
+        Ok(plain_record(tokens, loss_mask))
     }
 
     /// Tokenizes a text, with the beginning-of-text token if the tokenizer adds one, and with one end-of-text token. All tokens but the first count

@@ -49,7 +49,7 @@ pub use eval_prompt::EvalPrompt;
 pub use finding::{Finding, FindingKind};
 /// The Hub's client, which reads datasets.
 pub use firebrick_hub::{Hub, HubSettings};
-pub use loader::{Cursor, Loader, LoaderConfig};
+pub use loader::{Cursor, Loader, LoaderConfig, RowOrder};
 pub use pack::{LengthHistogram, LengthStep, PackOptions, PackReport, PackedDataset, PairRows};
 pub use pipeline::{Pipeline, records_encoded};
 pub use record_format::{Chat, Fields, RecordFormat, RecordFormatError, Row, Turn};

@@ -40,6 +40,25 @@ struct Worker {
     thread: JoinHandle<()>,
 }
 
+/// Rows in the order in which a [`Loader`] shows them, for callers that need their numbers.
+pub struct RowOrder(EpochOrders);
+
+impl RowOrder {
+    /// Creates the order that a loader of these rows has with this seed.
+    pub fn new(dataset: Arc<PackedDataset>, seed: u64, shuffle: bool) -> Self {
+        Self(EpochOrders::new(dataset, seed, shuffle))
+    }
+
+    /// Returns the `count` rows from a cursor on, over the ends of epochs, and the cursor after them.
+    pub fn take(&self, start: Cursor, count: usize) -> (Vec<usize>, Cursor) {
+        let rows = self.0.dataset().rows() as u64;
+        let first = start.epoch * rows + start.row;
+        let row = |position: u64| self.0.get(position / rows)[(position % rows) as usize] as usize;
+        let after = first + count as u64;
+        ((first..after).map(row).collect(), Cursor { epoch: after / rows, row: after % rows })
+    }
+}
+
 impl Loader {
     /// Starts at `start`; `Cursor::default()` for a new run. Panics if the configuration has no rows or no workers, the rank does not exist, or the
     /// cursor is outside the epoch: compare [`PackedDataset::fingerprint`] before resuming.

@@ -24,8 +24,8 @@ mod testing;
 pub mod weights;
 
 pub use attention::{
-    AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, NewTokens, Qkv, Sinks, SoftmaxStatistics,
-    StatisticsLayout,
+    AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, NewTokens, PAGE_ROWS, Qkv, Sinks,
+    SoftmaxStatistics, StatisticsLayout,
 };
 pub use backends::{BackendKind, PLANNED_SHARED_BYTES, SelfTest, converted_weights_bytes, estimate, fp8_refusal};
 pub use comm::{COLLECTIVE, CommError, Communicator};
@@ -38,13 +38,14 @@ pub use linear::{
     Keep, LinearOps, Magnitude, Mask, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, RotaryTables,
     RowChoices, WeightGradient,
 };
+pub use loss::draw::{Draw, Drawn, row_token};
 pub use loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
 pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
 pub use memory::training_shape::{
     DividedBytes, PairPasses, Recompute, TILE_TOKENS, TRAINED_BYTES, TrainingShape, tile_rows,
 };
-pub use memory::work::{cuda_launches, step_work};
+pub use memory::work::{answering_launches, answering_work, cuda_launches, step_work};
 pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
 pub use moe::{MoeOps, Routing};
 pub use norm::{NormOps, NormWeight};

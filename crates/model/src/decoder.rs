@@ -41,6 +41,8 @@ pub struct LossOptions {
     pub gradient_scale: Option<f64>,
     /// Whether to return the log-probability of each target.
     pub log_probs: bool,
+    /// Divisor of the logits, after their factor and soft cap; 1 unless the probabilities are those of sampling.
+    pub temperature: f64,
 }
 
 /// One micro-batch on the device.
@@ -285,7 +287,7 @@ impl<B: Kernels> Decoder<B> {
             weight_gradient,
             weight_rows: rows.map(TokenRows::runs),
             log_probs: options.log_probs,
-            ..self.without_gradients(options.chunk_tokens)
+            ..self.without_gradients(options.chunk_tokens, options.temperature)
         };
         let loss = operation(hidden_nd, &self.head(), targets, options);
         if let (Some(head), Some(d_weight)) = (head, loss.d_weight_vd) {
@@ -294,11 +296,11 @@ impl<B: Kernels> Decoder<B> {
         Loss { loss_sum: loss.loss_sum, log_probs_m: loss.log_probs_m, d_hidden_nd: loss.d_hidden_nd }
     }
 
-    /// Returns the options of a cross entropy of which only the sum is needed.
-    pub(crate) fn without_gradients(&self, chunk_tokens: usize) -> CrossEntropyOptions<B> {
+    /// Returns the options of a cross entropy of which only the sum is needed. A capped logit divided by a temperature is one with both divided by it.
+    pub(crate) fn without_gradients(&self, chunk_tokens: usize, temperature: f64) -> CrossEntropyOptions<B> {
         CrossEntropyOptions {
-            logit_scale: self.logit_scale(),
-            soft_cap: self.config.spec.logit_soft_cap,
+            logit_scale: self.logit_scale() / temperature,
+            soft_cap: self.config.spec.logit_soft_cap.map(|cap| cap / temperature),
             ..CrossEntropyOptions::new(chunk_tokens)
         }
     }
@@ -370,7 +372,7 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    fn logit_scale(&self) -> f64 {
+    pub(crate) fn logit_scale(&self) -> f64 {
         1.0 / self.config.spec.logits_scaling
     }
 

@@ -10,9 +10,9 @@ mod cache;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
-use burn_tensor::{Int, Tensor};
+use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::Rope;
-use firebrick_kernels::{CachedTokens, Documents, Kernels, NewTokens, RotaryTables};
+use firebrick_kernels::{CachedTokens, Documents, Kernels, NewTokens, PAGE_ROWS, RotaryTables};
 use rayon::prelude::*;
 
 use self::cache::{Caches, States};
@@ -49,12 +49,35 @@ impl BatchLimits {
     pub const NONE: Self = Self { sequences: usize::MAX, tokens: usize::MAX };
 }
 
+/// A text that a model has written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// New tokens, with the one that ended the text.
+    pub tokens: Vec<u32>,
+    /// Logarithm of each token's probability when it was chosen, at the sampler's temperature.
+    pub log_probs: Vec<f32>,
+    /// Whether the limit of new tokens cut it.
+    pub is_truncated: bool,
+}
+
+/// A token that was chosen for a sequence.
+#[derive(Clone, Copy)]
+struct Chosen {
+    token: u32,
+    /// 0 where it was not drawn by its probability.
+    log_prob: f32,
+    /// Whether it ends the text.
+    is_end: bool,
+}
+
+/// Receives the tokens of all sequences, each with the index of its prompt, in the order in which they are chosen.
+type OnToken<'a> = dyn FnMut(usize, Chosen) -> ControlFlow<()> + 'a;
+
 /// A sequence that is being written.
 struct Running {
     prompt: usize,
-    first_row: usize,
-    /// Rows that are its own.
-    room: usize,
+    /// Pages of its tokens.
+    pages: Vec<u32>,
     past: usize,
     /// Tokens of the next pass.
     new: Vec<u32>,
@@ -69,6 +92,18 @@ struct Batch<'a, B: Kernels> {
     options: &'a GenerateOptions,
     caches: Caches<B>,
     running: Vec<Running>,
+    /// Number of the random stream of the first prompt, if each has its own.
+    first_stream: Option<u64>,
+    /// The prompt that was read last, with the pages that it fills: sequences that begin with it share them.
+    shared: Option<(Vec<u32>, Vec<u32>)>,
+}
+
+/// Sequences that were started.
+#[derive(Clone, Copy)]
+struct Started {
+    count: usize,
+    /// Whether they have to be read from their first token on.
+    are_whole: bool,
 }
 
 /// The inputs of a pass besides the weights.
@@ -162,22 +197,71 @@ impl<B: Kernels> Decoder<B> {
         options: &GenerateOptions,
         on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
     ) -> Result<(), ModelError> {
+        let mut written = |prompt, chosen: Chosen| {
+            if chosen.is_end { ControlFlow::Continue(()) } else { on_token(prompt, chosen.token) }
+        };
+        self.write_each(prompts, options, None, &mut written)
+    }
+
+    /// Continues each prompt as [`Decoder::generate`] does, with a random stream of its own, numbered from `first_stream`; so a completion depends on
+    /// its prompt, the seed and its number alone. The results are in the order of the prompts.
+    ///
+    /// # Errors
+    /// Those of [`Decoder::generate`].
+    pub fn complete(
+        &self,
+        prompts: &[Vec<u32>],
+        options: &GenerateOptions,
+        first_stream: u64,
+    ) -> Result<Vec<Completion>, ModelError> {
+        let empty = Completion { tokens: Vec::new(), log_probs: Vec::new(), is_truncated: true };
+        let mut completions = vec![empty; prompts.len()];
+        self.write_each(
+            prompts,
+            options,
+            Some(first_stream),
+            &mut |prompt: usize, Chosen { token, log_prob, is_end }| {
+                let completion = &mut completions[prompt];
+                completion.tokens.push(token);
+                completion.log_probs.push(log_prob);
+                completion.is_truncated = !is_end;
+                ControlFlow::Continue(())
+            },
+        )?;
+        Ok(completions)
+    }
+
+    fn write_each(
+        &self,
+        prompts: &[Vec<u32>],
+        options: &GenerateOptions,
+        first_stream: Option<u64>,
+        on_token: &mut OnToken<'_>,
+    ) -> Result<(), ModelError> {
         prompts.iter().try_for_each(|prompt| self.check_prompt(prompt, options.max_new_tokens))?;
         if options.max_new_tokens == 0 || prompts.is_empty() {
             return Ok(());
         }
         let room = |prompt: &Vec<u32>| prompt.len() + options.max_new_tokens;
         let longest = prompts.iter().map(room).max().unwrap_or(0);
-        let rows = prompts.iter().map(room).sum::<usize>().min(options.limits.tokens).max(longest);
-        let caches = Caches::new(&self.config.spec, rows, self.compute_dtype, &self.device);
-        let mut batch = Batch { model: self, options, caches, running: Vec::new() };
+        let pages = |tokens: usize| tokens.div_ceil(PAGE_ROWS);
+        // Pages that a prompt shares with the one before it (see `Batch::admit`) are there once.
+        let has_states = self.config.spec.layers.iter().any(|layer| layer.mixer.cache().per_sequence > 0);
+        let own = |(index, prompt): (usize, &Vec<u32>)| {
+            let shares = !has_states && index > 0 && prompts[index - 1] == *prompt;
+            pages(room(prompt)) - if shares { (prompt.len() - 1) / PAGE_ROWS } else { 0 }
+        };
+        let all: usize = prompts.iter().enumerate().map(own).sum();
+        let count = all.min(pages(options.limits.tokens)).max(pages(longest));
+        let caches = Caches::new(&self.config.spec, count, self.compute_dtype, &self.device);
+        let mut batch = Batch { model: self, options, caches, running: Vec::new(), first_stream, shared: None };
         let mut waiting: VecDeque<(usize, &Vec<u32>)> = prompts.iter().enumerate().collect();
         loop {
-            let fresh = batch.admit(&mut waiting);
+            let started = batch.admit(&mut waiting);
             if batch.running.is_empty() {
                 return Ok(());
             }
-            if batch.pass(fresh, on_token)?.is_break() {
+            if batch.pass(started, on_token)?.is_break() {
                 return Ok(());
             }
         }
@@ -185,7 +269,7 @@ impl<B: Kernels> Decoder<B> {
 
     /// Creates an empty conversation of at most `rows` tokens.
     pub fn conversation(&self, rows: usize) -> Conversation<B> {
-        let caches = Caches::new(&self.config.spec, rows, self.compute_dtype, &self.device);
+        let caches = Caches::new(&self.config.spec, rows.div_ceil(PAGE_ROWS), self.compute_dtype, &self.device);
         Conversation { caches, rows, tokens: Vec::new(), snapshots: Vec::new() }
     }
 
@@ -211,21 +295,24 @@ impl<B: Kernels> Decoder<B> {
         conversation.tokens.truncate(past);
         let running = Running {
             prompt: 0,
-            first_row: 0,
-            room: conversation.rows,
+            pages: conversation.caches.take_all(),
             past,
             new: prompt[past..].to_vec(),
             written: 0,
             sampler: options.sampler.clone().after(prompt),
         };
         let caches = std::mem::take(&mut conversation.caches);
-        let mut batch = Batch { model: self, options, caches, running: vec![running] };
+        let mut batch =
+            Batch { model: self, options, caches, running: vec![running], first_stream: None, shared: None };
         let mut written = Vec::new();
-        let mut on_token = |_, token| {
+        let mut on_token = |_, Chosen { token, is_end, .. }: Chosen| {
+            if is_end {
+                return ControlFlow::Continue(());
+            }
             written.push(token);
             on_token(token)
         };
-        let first = batch.pass(0, &mut on_token);
+        let first = batch.pass(Started::NONE, &mut on_token);
         conversation.keep(prompt.len(), &batch.caches);
         let result = first.and_then(|flow| if flow.is_break() { Ok(()) } else { batch.finish(&mut on_token) });
         conversation.caches = batch.caches;
@@ -244,27 +331,68 @@ impl<B: Kernels> Decoder<B> {
     }
 }
 
+impl Started {
+    const NONE: Self = Self { count: 0, are_whole: false };
+}
+
 impl<B: Kernels> Batch<'_, B> {
-    /// Starts as many of the waiting prompts as fit, in their order; returns their number.
-    fn admit(&mut self, waiting: &mut VecDeque<(usize, &Vec<u32>)>) -> usize {
-        let before = self.running.len();
+    /// Starts as many of the waiting prompts as fit, in their order: either whole ones, or such as begin with pages that are read already.
+    fn admit(&mut self, waiting: &mut VecDeque<(usize, &Vec<u32>)>) -> Started {
+        let mut started = Started::NONE;
         while let Some(&(prompt, tokens)) = waiting.front() {
-            let room = tokens.len() + self.options.max_new_tokens;
-            if self.running.len() >= self.options.limits.sequences.max(1) {
+            let pages = self.shared.as_ref().filter(|(shared, _)| shared == tokens).map(|(_, pages)| pages.clone());
+            let is_whole = pages.is_none();
+            let is_other = started.count > 0 && started.are_whole != is_whole;
+            if self.running.len() >= self.options.limits.sequences.max(1) || is_other {
                 break;
             }
-            let Some(first_row) = self.caches.take(room) else { break };
+            if is_whole {
+                // Only adjacent prompts share, so the pages of the one before may be taken.
+                self.share(None);
+            }
+            let shared = pages.unwrap_or_default();
+            let Some(pages) = self.caches.take(tokens.len() + self.options.max_new_tokens, &shared) else { break };
             waiting.pop_front();
+            if is_whole {
+                let next = waiting.front().is_some_and(|(_, next)| *next == tokens) && self.shares(tokens);
+                self.share(next.then(|| (tokens.clone(), pages[..(tokens.len() - 1) / PAGE_ROWS].to_vec())));
+            }
+            let past = shared.len() * PAGE_ROWS;
             let sampler = self.options.sampler.clone().after(tokens);
-            self.running.push(Running { prompt, first_row, room, past: 0, new: tokens.clone(), written: 0, sampler });
+            let sampler = match self.first_stream {
+                Some(first) => sampler.in_stream(first + prompt as u64),
+                None => sampler,
+            };
+            self.running.push(Running { prompt, pages, past, new: tokens[past..].to_vec(), written: 0, sampler });
+            started = Started { count: started.count + 1, are_whole: is_whole };
+            // What the next ones share is read first.
+            if is_whole && self.shared.is_some() {
+                break;
+            }
         }
-        self.running.len() - before
+        started
+    }
+
+    /// Returns whether sequences with this prompt share pages: it fills one, and no layer has a state, which is that after the last token alone.
+    fn shares(&self, prompt: &[u32]) -> bool {
+        prompt.len() > PAGE_ROWS && !self.caches.have_states()
+    }
+
+    /// Keeps pages for the sequences that follow, in the place of those that were kept before.
+    fn share(&mut self, shared: Option<(Vec<u32>, Vec<u32>)>) {
+        if let Some((_, pages)) = self.shared.take() {
+            self.caches.give_back(&pages);
+        }
+        if let Some((_, pages)) = &shared {
+            self.caches.hold(pages);
+        }
+        self.shared = shared;
     }
 
     /// Passes until all sequences have ended.
-    fn finish(&mut self, on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>) -> Result<(), ModelError> {
+    fn finish(&mut self, on_token: &mut OnToken<'_>) -> Result<(), ModelError> {
         while !self.running.is_empty() {
-            if self.pass(0, on_token)?.is_break() {
+            if self.pass(Started::NONE, on_token)?.is_break() {
                 break;
             }
         }
@@ -272,70 +400,75 @@ impl<B: Kernels> Batch<'_, B> {
     }
 
     /// Runs one pass over the prompts of the last `fresh` sequences, or over the new tokens of all. Chooses a token for each of them.
-    fn pass(
-        &mut self,
-        fresh: usize,
-        on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>, ModelError> {
-        let first = if fresh > 0 { self.running.len() - fresh } else { 0 };
-        let chosen = self.choose(first, fresh > 0)?;
+    fn pass(&mut self, fresh: Started, on_token: &mut OnToken<'_>) -> Result<ControlFlow<()>, ModelError> {
+        let first = if fresh.count > 0 { self.running.len() - fresh.count } else { 0 };
+        let chosen = self.choose(first, fresh.are_whole)?;
         let mut flow = ControlFlow::Continue(());
-        for (sequence, &token) in self.running[first..].iter_mut().zip(&chosen) {
+        for (sequence, &(token, log_prob)) in self.running[first..].iter_mut().zip(&chosen) {
             sequence.past += sequence.new.len();
             sequence.new = vec![token];
             let is_end = self.options.stop_tokens.contains(&token);
-            if !is_end {
-                sequence.written += 1;
-                if on_token(sequence.prompt, token).is_break() {
-                    flow = ControlFlow::Break(());
-                }
+            sequence.written += usize::from(!is_end);
+            if on_token(sequence.prompt, Chosen { token, log_prob, is_end }).is_break() {
+                flow = ControlFlow::Break(());
             }
             if is_end || sequence.written == self.options.max_new_tokens {
                 sequence.new.clear();
             }
         }
         for ended in self.running.extract_if(.., |sequence| sequence.new.is_empty()) {
-            self.caches.give_back(ended.first_row..ended.first_row + ended.room);
+            self.caches.give_back(&ended.pages);
         }
         Ok(flow)
     }
 
     /// Chooses the next token of each sequence from `first` on.
-    fn choose(&mut self, first: usize, are_prompts: bool) -> Result<Vec<u32>, ModelError> {
-        let model = self.model;
-        let is_greedy = self.running[first..].iter().all(|sequence| sequence.sampler.is_greedy());
+    fn choose(&mut self, first: usize, are_prompts: bool) -> Result<Vec<(u32, f32)>, ModelError> {
+        let (model, spec) = (self.model, &self.model.config.spec);
+        let running = &mut self.running[first..];
+        let is_greedy = running.iter().all(|sequence| sequence.sampler.is_greedy());
+        let draw = |sequence: &Running| sequence.sampler.draw(model.logit_scale(), spec.logit_soft_cap);
+        // All sequences have the sampler of the options, each in a state of its own.
+        let draw = running.first().and_then(draw).map(|draw| {
+            let random: Vec<f32> = running.iter_mut().map(|sequence| sequence.sampler.next_random()).collect();
+            (draw, Tensor::<B, 1>::from_data(random.as_slice(), (&model.device, DType::F32)))
+        });
         let pass = self.prepare(first, are_prompts);
-        let best = |x_nd| B::most_probable(model.rounded_logits(model.norm.forward(x_nd)));
         let ends: Vec<u32> = pass.tokens.in_pass().map(|(_, range)| range.end as u32 - 1).collect();
-        let last = if pass.tokens.count() > ends.len() {
-            let x_nd = B::section(&model.device, || self.layers(&pass));
-            x_nd.select(0, model.indices(&ends))
-        } else if is_greedy {
-            let ids = B::section(&model.device, || best(self.layers(&pass)));
-            return self.tokens_of(first, ids);
-        } else {
-            B::section(&model.device, || self.layers(&pass))
-        };
+        let hidden = B::section(&model.device, || self.layers(&pass));
+        let last = if pass.tokens.count() > ends.len() { hidden.select(0, model.indices(&ends)) } else { hidden };
         if is_greedy {
-            let ids = B::section(&model.device, || best(last));
-            return self.tokens_of(first, ids);
+            let ids = B::section(&model.device, || B::most_probable(model.rounded_logits(model.norm.forward(last))));
+            return self.tokens_of(first, ids, None);
+        }
+        if let Some((draw, random)) = draw {
+            let drawn = B::section(&model.device, || B::draw(model.norm.forward(last), &model.head(), random, draw));
+            return self.tokens_of(first, drawn.ids_n, Some(drawn.log_probs_n));
         }
         let logits = model.head_logits(model.norm.forward(last)).into_data();
         let values = logits.to_vec::<f32>().expect("logits are cast to f32");
-        let rows = values.chunks(model.config.spec.vocab_size);
+        let rows = values.chunks(spec.vocab_size);
         let samplers = self.running[first..].iter_mut().map(|sequence| &mut sequence.sampler);
         let rows: Vec<_> = samplers.zip(rows).collect();
-        let chosen: Vec<_> = rows.into_par_iter().map(|(sampler, logits)| sampler.sample(logits)).collect();
+        let choose = |(sampler, logits): (&mut Sampler, &[f32])| sampler.sample(logits).map(|token| (token, 0.0));
+        let chosen: Vec<_> = rows.into_par_iter().map(choose).collect();
         chosen.into_iter().collect()
     }
 
     /// Copies to the host what the device chose for each sequence from `first` on.
-    fn tokens_of(&self, first: usize, ids: Tensor<B, 1, Int>) -> Result<Vec<u32>, ModelError> {
-        let ids = ids.into_data();
-        let token = |(id, sequence): (i64, &Running)| {
-            u32::try_from(id).map_err(|_| ModelError::LogitsNotFinite { prompt: sequence.prompt })
+    fn tokens_of(
+        &self,
+        first: usize,
+        ids: Tensor<B, 1, Int>,
+        log_probs: Option<Tensor<B, 1>>,
+    ) -> Result<Vec<(u32, f32)>, ModelError> {
+        let (ids, log_probs) = (ids.into_data(), log_probs.map(Tensor::into_data));
+        let log_probs = log_probs.iter().flat_map(|values| values.iter::<f32>()).chain(std::iter::repeat(0.0));
+        let token = |((id, sequence), log_prob): ((i64, &Running), f32)| {
+            let id = u32::try_from(id).map_err(|_| ModelError::LogitsNotFinite { prompt: sequence.prompt })?;
+            Ok((id, log_prob))
         };
-        ids.iter::<i64>().zip(&self.running[first..]).map(token).collect()
+        ids.iter::<i64>().zip(&self.running[first..]).zip(log_probs).map(token).collect()
     }
 
     /// Uploads the inputs of a pass over the new tokens of the sequences from `first` on.
@@ -345,7 +478,7 @@ impl<B: Kernels> Batch<'_, B> {
         let positions = |sequence: &Running| sequence.past as u32..(sequence.past + sequence.new.len()) as u32;
         let positions: Vec<u32> = running.iter().flat_map(positions).collect();
         let new = |sequence: &Running| NewTokens {
-            first_row: sequence.first_row,
+            pages: sequence.pages.clone(),
             past: sequence.past,
             count: sequence.new.len(),
         };
@@ -366,5 +499,46 @@ impl<B: Kernels> Batch<'_, B> {
             let attend = Attend::Cached { tokens: &pass.tokens, cache, prompts: pass.documents.as_ref() };
             layer.forward(x_nd, &pass.rotary, attend, &mut published, AdapterPass::PLAIN)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firebrick_kernels::BaseStorage;
+    use firebrick_kernels::backends::Flex;
+
+    use super::*;
+    use crate::sampling::Sampling;
+    use crate::test_config::{build_options, tiny};
+
+    #[test]
+    fn completions_that_share_a_prompt_equal_those_of_it_alone() {
+        let options = build_options(BaseStorage::Trained, 512);
+        let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, None, &Default::default()).unwrap();
+        let prompt =
+            |length: usize, step: usize| -> Vec<u32> { (0..length).map(|token| (token * step % 11) as u32).collect() };
+        // Longer than two pages, exactly a page and one more token, and shorter than a page.
+        let kinds = [prompt(150, 3), prompt(65, 5), prompt(9, 7)];
+        let prompts: Vec<Vec<u32>> = kinds.iter().flat_map(|prompt| std::iter::repeat_n(prompt.clone(), 3)).collect();
+        let sampler = Sampler::new(Sampling { temperature: 1.0, ..Sampling::GREEDY }, 5).unwrap();
+        let few = BatchLimits { sequences: 4, tokens: 700 };
+        // Pages for the longest prompt alone.
+        let fewest = BatchLimits { sequences: 4, tokens: 1 };
+        for limits in [BatchLimits::NONE, few, fewest] {
+            let options =
+                GenerateOptions { max_new_tokens: 70, stop_tokens: vec![2], sampler: sampler.clone(), limits };
+            let together = model.complete(&prompts, &options, 40).unwrap();
+            for (index, completion) in together.iter().enumerate() {
+                let alone = model.complete(&prompts[index..=index], &options, 40 + index as u64).unwrap();
+                assert_eq!(completion.tokens, alone[0].tokens, "completion {index}");
+                // The end is there if it was chosen, and nothing is added at the limit.
+                assert_eq!(completion.is_truncated, completion.tokens.last() != Some(&2));
+                assert_eq!(completion.log_probs.len(), completion.tokens.len());
+                let count = completion.tokens.len();
+                assert!(count == 70 || count < 70 && !completion.is_truncated, "completion {index}");
+                let differ = |(one, other): (&f32, &f32)| (one - other).abs() > 1e-4;
+                assert!(!completion.log_probs.iter().zip(&alone[0].log_probs).any(differ), "completion {index}");
+            }
+        }
     }
 }

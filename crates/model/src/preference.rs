@@ -145,7 +145,18 @@ impl<B: Kernels> Decoder<B> {
 
     /// Computes the log-probability of each target, `[m]` f32.
     fn target_log_probs(&self, hidden_nd: Tensor<B, 2>, targets: &LossTargets<B>, chunk_tokens: usize) -> Tensor<B, 1> {
-        let options = CrossEntropyOptions { log_probs: true, ..self.without_gradients(chunk_tokens) };
+        self.log_probs_of(hidden_nd, targets, chunk_tokens, 1.0)
+    }
+
+    /// Computes the log-probability of each target at a temperature, `[m]` f32.
+    pub(crate) fn log_probs_of(
+        &self,
+        hidden_nd: Tensor<B, 2>,
+        targets: &LossTargets<B>,
+        chunk_tokens: usize,
+        temperature: f64,
+    ) -> Tensor<B, 1> {
+        let options = CrossEntropyOptions { log_probs: true, ..self.without_gradients(chunk_tokens, temperature) };
         let loss = B::linear_cross_entropy(hidden_nd, &self.head(), targets, options);
         loss.log_probs_m.expect("log-probabilities were requested")
     }

@@ -8,17 +8,14 @@
 
 mod folder;
 
-use std::cmp::Ordering;
 use std::collections::HashSet;
 
+use firebrick_kernels::{Draw, row_token};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 pub use self::folder::FolderSampling;
 use crate::error::ModelError;
-
-/// Number of most probable tokens in which the nucleus is searched first.
-const FIRST_SORTED: usize = 256;
 
 /// Settings for choosing tokens. The penalty comes first, then the temperature, top-k, top-p of the remaining tokens, and min-p, as in transformers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -90,6 +87,13 @@ impl Sampler {
         self
     }
 
+    /// Returns the sampler at the beginning of one of the streams of its seed: one per text, so that a text does not depend on those next to it.
+    #[must_use]
+    pub fn in_stream(mut self, stream: u64) -> Self {
+        self.random.set_stream(stream);
+        self
+    }
+
     /// Returns whether the sampler always takes the largest unmodified logit.
     pub fn is_greedy(&self) -> bool {
         self.sampling.temperature == 0.0 && !self.penalizes()
@@ -122,38 +126,29 @@ impl Sampler {
         Ok(token)
     }
 
+    /// Returns from which probabilities the device may draw tokens; `None` if the choice depends on more than the logits, or takes the largest.
+    pub(crate) fn draw(&self, logit_scale: f64, soft_cap: Option<f64>) -> Option<Draw> {
+        let Sampling { temperature, top_p, top_k, min_p, .. } = self.sampling;
+        let is_drawn = temperature > 0.0 && top_k == 0 && !self.penalizes();
+        is_drawn.then_some(Draw { temperature, top_p, min_p, logit_scale, soft_cap })
+    }
+
+    /// Returns the next number of the random stream, in [0, 1).
+    pub(crate) fn next_random(&mut self) -> f32 {
+        self.random.random()
+    }
+
     fn choose(&mut self, logits: &[f32]) -> Result<u32, ModelError> {
         let best = greedy(logits)?;
         let Sampling { temperature, top_p, top_k, min_p, .. } = self.sampling;
         if temperature == 0.0 {
             return Ok(best as u32);
         }
-        let mut candidates: Vec<(usize, f64)> =
-            logits.iter().enumerate().map(|(token, &logit)| (token, f64::from(logit))).collect();
-        if (1..candidates.len()).contains(&top_k) {
-            keep_most_probable(&mut candidates, top_k);
-        }
-        for (_, value) in &mut candidates {
-            // Subtracting the largest logit first keeps every exponent at or below zero.
-            *value = ((*value - f64::from(logits[best])) / f64::from(temperature)).exp();
-        }
-        if top_p < 1.0 {
-            keep_nucleus(&mut candidates, f64::from(top_p));
-        }
-        if min_p > 0.0 {
-            // The most probable token has weight 1, and every earlier filter keeps it.
-            candidates.retain(|&(_, weight)| weight >= f64::from(min_p));
-        }
-        let total = candidates.iter().map(|(_, weight)| weight).sum::<f64>();
-        let mut left = self.random.random::<f64>() * total;
-        for &(token, weight) in &candidates {
-            if left < weight {
-                return Ok(token as u32);
-            }
-            left -= weight;
-        }
-        // Rounding may leave a tiny rest of `left` after the last candidate.
-        Ok(best as u32)
+        let draw = Draw { temperature, top_p, min_p, logit_scale: 1.0, soft_cap: None };
+        let random = self.next_random();
+        let of = |logits: &[f32]| row_token(logits, random, draw).map_or(best, |(token, _)| token) as u32;
+        let is_cut = (1..logits.len()).contains(&top_k);
+        Ok(if is_cut { of(&most_probable(logits, top_k)) } else { of(logits) })
     }
 }
 
@@ -175,39 +170,14 @@ fn greedy(logits: &[f32]) -> Result<usize, ModelError> {
     }
 }
 
-/// Orders by descending probability, the lowest id first among equals.
-fn more_probable(left: &(usize, f64), right: &(usize, f64)) -> Ordering {
-    right.1.total_cmp(&left.1).then(left.0.cmp(&right.0))
-}
-
-/// Keeps the `count` most probable tokens, the lowest ids among equals, in the order of their ids.
-fn keep_most_probable(candidates: &mut Vec<(usize, f64)>, count: usize) {
-    candidates.select_nth_unstable_by(count - 1, more_probable);
-    candidates.truncate(count);
-    candidates.sort_unstable_by_key(|&(token, _)| token);
-}
-
-/// Keeps the smallest set of most probable tokens with at least `top_p` of the mass; at least one. Sorts no more than necessary.
-fn keep_nucleus(candidates: &mut Vec<(usize, f64)>, top_p: f64) {
-    let enough = top_p * candidates.iter().map(|(_, weight)| weight).sum::<f64>();
-    let mut count = FIRST_SORTED.min(candidates.len());
-    while count < candidates.len() {
-        candidates.select_nth_unstable_by(count - 1, more_probable);
-        if candidates[..count].iter().map(|(_, weight)| weight).sum::<f64>() >= enough {
-            candidates.truncate(count);
-        } else {
-            count = (8 * count).min(candidates.len());
-        }
-    }
-    candidates.sort_unstable_by(more_probable);
-    let mut held = 0.0;
-    let kept = candidates.iter().take_while(|(_, weight)| {
-        let needed = held < enough;
-        held += weight;
-        needed
-    });
-    let kept = kept.count();
-    candidates.truncate(kept.max(1));
+/// Returns the logits of the `count` most probable tokens, the lowest ids among equals; minus infinity is in the place of the others.
+fn most_probable(logits: &[f32], count: usize) -> Vec<f32> {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    let more_probable = |left: &usize, right: &usize| logits[*right].total_cmp(&logits[*left]).then(left.cmp(right));
+    order.select_nth_unstable_by(count - 1, more_probable);
+    let mut kept = vec![f32::NEG_INFINITY; logits.len()];
+    order[..count].iter().for_each(|&token| kept[token] = logits[token]);
+    kept
 }
 
 #[cfg(test)]
@@ -309,22 +279,6 @@ mod tests {
     }
 
     #[test]
-    fn a_nucleus_of_many_tokens_is_the_one_of_all_sorted() {
-        let weights: Vec<(usize, f64)> =
-            (0..5000).map(|token| (token, 1.0 / (1 + token * 7919 % 997) as f64)).collect();
-        for top_p in [0.001, 0.3, 0.5, 0.9, 0.999] {
-            let mut sorted = weights.clone();
-            sorted.sort_by(|left, right| right.1.total_cmp(&left.1));
-            let enough = top_p * weights.iter().map(|(_, weight)| weight).sum::<f64>();
-            let held = |count: usize| sorted[..count].iter().map(|(_, weight)| weight).sum::<f64>();
-            let count = (1..=sorted.len()).find(|&count| held(count) >= enough).unwrap();
-            let mut kept = weights.clone();
-            keep_nucleus(&mut kept, top_p);
-            assert_eq!(kept, sorted[..count], "{top_p}");
-        }
-    }
-
-    #[test]
     fn one_seed_gives_one_sequence() {
         let draw = |seed| {
             let mut sampler = sampler(1.0, 0.9, 0, seed);
@@ -332,6 +286,16 @@ mod tests {
         };
         assert_eq!(draw(3), draw(3));
         assert_ne!(draw(3), draw(4));
+    }
+
+    #[test]
+    fn a_stream_is_its_own() {
+        let draw = |stream| {
+            let mut sampler = sampler(0.5, 0.9, 0, 3).in_stream(stream);
+            (0..32).map(|_| sampler.sample(&logits()).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(5), draw(5));
+        assert_ne!(draw(5), draw(6));
     }
 
     #[test]

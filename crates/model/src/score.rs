@@ -32,7 +32,7 @@ impl<B: Kernels> Decoder<B> {
     }
 
     fn evaluate(&self, batch: &MicroBatch<B>, chunk_tokens: usize, correct: bool) -> CrossEntropy<B> {
-        let options = CrossEntropyOptions { correct, ..self.without_gradients(chunk_tokens) };
+        let options = CrossEntropyOptions { correct, ..self.without_gradients(chunk_tokens, 1.0) };
         B::section(&self.device, || {
             B::linear_cross_entropy(self.hidden(batch, true), &self.head(), &batch.targets, options)
         })

@@ -1,6 +1,6 @@
 //! `train bench-generate`: measures how fast this machine generates text with a model of this shape, on random prompts.
 //!
-//! Runs the code of `generate`, greedily, without tokenizer and text: reads prompts of one length, then generates the same number of tokens for each.
+//! Runs the code of `generate` without tokenizer and text: reads prompts of one length, then generates the same number of tokens for each.
 //! One run warms up; the median of the timed runs counts. Speed is new tokens over the whole time, including that of reading the prompts.
 
 use std::fmt;
@@ -11,8 +11,8 @@ use std::time::Instant;
 use clap::Args;
 use firebrick_arch::LoraConfig;
 use firebrick_hwprofile::HardwareProfile;
-use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Kernels};
-use firebrick_model::{BatchLimits, BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler, read_config};
+use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Kernels, RunShape};
+use firebrick_model::{BatchLimits, BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler, Sampling, read_config};
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use serde::Serialize;
 
@@ -38,6 +38,12 @@ pub struct GenerationOptions {
     /// How the base is stored: nf4, nf4_double_quant, nvfp4, mxfp4 or fp8. Without it, in the format that is computed in.
     #[arg(long, value_name = "FORMAT")]
     pub base: Option<QuantFormat>,
+    /// GiB of the base that stay on the device in the compute format as well, as in a run with `[grpo]` where they fit.
+    #[arg(long, default_value_t = 0.0)]
+    pub kept_weights_gib: f64,
+    /// Draw tokens by their probability instead of taking the most probable ones.
+    #[arg(long)]
+    pub draw: bool,
     /// Rank of adapters on all projections; 0: no adapters.
     #[arg(long, default_value_t = 0)]
     pub rank: usize,
@@ -113,6 +119,8 @@ fn measure<B: Kernels>(
 ) -> Result<GenerationReport, RunError> {
     let device = B::device_of(0);
     let base = options.base.map_or(Format::Float(compute), Format::Quantized);
+    let kept_bytes = [(options.kept_weights_gib * (1_u64 << 30) as f64) as u64, 0];
+    B::open(&device, &RunShape { kept_bytes, ..RunShape::default() });
     let (load_s, loaded) = timed(|| {
         let model = decoder::<B>(options, base, compute, &device)?;
         wait::<B>(&device).map(|()| model)
@@ -164,14 +172,14 @@ fn speed<B: Kernels>(
     let length = options.prompt_tokens;
     let mut random = Synthetic { rows: sequences, row_len: length, documents: 1, vocab_size, seed: 0 };
     let prompts: Vec<Vec<u32>> = random.next_batch().input_ids.chunks(length).map(<[u32]>::to_vec).collect();
-    write_all(model, &prompts, options.new_tokens)?;
-    let run = |_| write_all(model, &prompts, options.new_tokens);
+    write_all(model, &prompts, options.new_tokens, options.draw)?;
+    let run = |_| write_all(model, &prompts, options.new_tokens, options.draw);
     let mut runs = (0..options.runs.max(1)).map(run).collect::<Result<Vec<_>, _>>()?;
     runs.sort_by(|left, right| left.seconds.total_cmp(&right.seconds));
     let Run { seconds, first_token_s } = runs[runs.len() / 2];
     let mut operations = Vec::new();
     if options.trace {
-        let (traced, launches) = B::trace(model.device(), || write_all(model, &prompts, TRACED_TOKENS));
+        let (traced, launches) = B::trace(model.device(), || write_all(model, &prompts, TRACED_TOKENS, options.draw));
         traced?;
         operations = sums(&launches, |launch| launch.name);
     }
@@ -186,11 +194,17 @@ fn speed<B: Kernels>(
     })
 }
 
-fn write_all<B: Kernels>(model: &Decoder<B>, prompts: &[Vec<u32>], max_new_tokens: usize) -> Result<Run, RunError> {
+fn write_all<B: Kernels>(
+    model: &Decoder<B>,
+    prompts: &[Vec<u32>],
+    max_new_tokens: usize,
+    draws: bool,
+) -> Result<Run, RunError> {
+    let sampling = Sampling { temperature: if draws { 1.0 } else { 0.0 }, ..Sampling::GREEDY };
     let options = GenerateOptions {
         max_new_tokens,
         stop_tokens: Vec::new(),
-        sampler: Sampler::greedy(),
+        sampler: Sampler::new(sampling, 0)?,
         limits: BatchLimits::NONE,
     };
     let (started, mut written, mut first_token_s) = (Instant::now(), 0, 0.0);
@@ -234,6 +248,8 @@ mod tests {
             model: concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama").into(),
             random_base: true,
             base: Some(QuantFormat::Nf4 { double_quant: true }),
+            kept_weights_gib: 0.0,
+            draw: false,
             rank: 4,
             sequences: vec![1, 3],
             prompt_tokens: 5,
@@ -244,7 +260,7 @@ mod tests {
             trace: true,
         };
         for rank in [0, 4] {
-            let report = bench_generation(&GenerationOptions { rank, ..options.clone() }).unwrap();
+            let report = bench_generation(&GenerationOptions { rank, draw: rank > 0, ..options.clone() }).unwrap();
             assert_eq!(report.speeds.iter().map(|speed| speed.sequences).collect::<Vec<_>>(), [1, 3]);
             for speed in &report.speeds {
                 let tokens = (speed.sequences * 4) as f64;

@@ -23,7 +23,7 @@ use firebrick_trainer::config::json_schema;
 use firebrick_trainer::console::{Console, error_message};
 use firebrick_trainer::run::device::prepare_process;
 
-use crate::commands::{machine, overview, recipes, takes_colors, text, timing, training, warn};
+use crate::commands::{machine, overview, recipes, rewards, takes_colors, text, timing, training, warn};
 use crate::compress::{CompressOptions, DecompressOptions, compress, decompress};
 use crate::export::{ExportOptions, export};
 use crate::push::{PushOptions, push};
@@ -48,6 +48,8 @@ enum Command {
     Convert(recipes::Convert),
     /// Show what a recipe trains on: counts, lengths, packing, dropped records, and sample rows with loss tokens marked.
     Inspect(recipes::Inspect),
+    /// Try the rewards of a recipe on completions in a file, without a model.
+    Reward(rewards::TryRewards),
     /// Write the report of a run folder: one HTML page with plots, as a run writes it at its end.
     Report(Report),
     /// Continue prompts with a model.
@@ -120,6 +122,7 @@ pub fn main() -> ExitCode {
         Command::Doctor => Ok(machine::doctor()),
         Command::Profile(arguments) => machine::profile(&arguments).map(done),
         Command::Inspect(arguments) => recipes::show_data(&arguments).map(done),
+        Command::Reward(arguments) => rewards::try_rewards(&arguments).map(done),
         Command::Bench(arguments) => timing::time_steps(&arguments, clock),
         Command::BenchGenerate(arguments) => timing::time_generation(&arguments).map(done),
         Command::Generate(arguments) => text::write_text(arguments).map(done),

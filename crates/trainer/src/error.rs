@@ -40,6 +40,9 @@ pub enum RunError {
     /// The run folder or a checkpoint folder.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// A reward that cannot be computed.
+    #[error(transparent)]
+    Reward(#[from] crate::grpo::reward::RewardError),
     /// A tracking server that does not take the run.
     #[error(transparent)]
     Mlflow(#[from] crate::metrics::MlflowError),

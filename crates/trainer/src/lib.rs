@@ -5,6 +5,8 @@ pub mod config;
 pub mod console;
 pub mod doctor;
 pub mod error;
+pub mod extraction;
+pub mod grpo;
 #[cfg(test)]
 mod hostile_json;
 pub mod hub;

@@ -223,6 +223,7 @@ fn first_record(config: &RunConfig) -> Result<(RecordFormat, bool), DataError> {
     let is_chat = match format.parse(&record.fields, &names, &record.place)? {
         // Without a template these are written with plain headings.
         Row::Chat(_) => format != RecordFormat::Alpaca,
+        Row::Prompt(_) => false,
         Row::Pair { chosen, .. } => matches!(*chosen, Row::Chat(_)),
         Row::Text(_) | Row::PromptCompletion { .. } | Row::Pretokenized { .. } => false,
     };

@@ -14,7 +14,7 @@ const WITHOUT_ADAPTER: PassOptions =
 /// Computes the log-probabilities of all targets of the golden batch.
 fn log_probs<B: Kernels>(model: &Decoder<B>, golden: &Golden, pass: PassOptions) -> Vec<f32> {
     let batch = upload(model, &every_next_token(&golden.ids("input_ids"), 48));
-    let options = LossOptions { chunk_tokens: 20, gradient_scale: None, log_probs: true };
+    let options = LossOptions { chunk_tokens: 20, gradient_scale: None, log_probs: true, temperature: 1.0 };
     let mut sink = GradientMap::default();
     let log_probs = B::section(model.device(), || {
         let (hidden_nd, _) = model.forward(&batch, pass);

@@ -16,6 +16,7 @@ mod new_tokens;
 mod nf4;
 mod other_loss;
 mod pissa;
+mod policy;
 mod preference;
 mod quantized;
 mod router_loss;
@@ -60,6 +61,9 @@ share_wgpu!(
     loss_scaling::steps_in_float16_follow_those_in_f32_while_the_scale_grows,
     loss_scaling::overflows_are_skipped_until_the_scale_fits_and_leave_no_trace,
     other_loss::the_gradients_of_another_loss_operation_equal_those_of_autodiff,
+    policy::log_probabilities_and_gradients_of_completions_equal_those_of_trl,
+    policy::sampled_tokens_have_the_log_probabilities_of_training_in_every_family,
+    policy::steps_equal_those_of_trl_however_completions_are_divided,
     preference::losses_rewards_and_gradients_of_pairs_equal_those_of_trl,
     router_loss::the_auxiliary_loss_and_all_gradients_equal_those_of_transformers_under_every_policy,
     same_experts::a_router_that_sends_all_tokens_to_the_same_experts_makes_a_dense_mlp,

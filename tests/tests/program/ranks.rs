@@ -3,6 +3,8 @@
 //!
 //! Trade-off: all ranks are on one machine, and compute on its CPU.
 
+mod rewards;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -157,7 +159,8 @@ fn numbers(run: &Path) -> Vec<(u64, String, f64)> {
     let of_training =
         ["loss", "grad_norm", "loss_tokens", "learning_rate", "eval_loss", "token_accuracy", "exact_match"];
     let of_pairs = ["rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "nll_loss"];
-    let keys = [&of_training[..], &of_pairs].concat();
+    let of_rewards = ["reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "eval_reward"];
+    let keys = [&of_training[..], &of_pairs, &of_rewards].concat();
     let of_line = |line: Value| {
         let step = line["step"].as_u64().unwrap();
         let of_key = |key: &&str| Some((step, (*key).to_owned(), line.get(*key)?.as_f64()?));
@@ -259,7 +262,10 @@ fn ranks_train_on_pairs_as_one_rank_with_all_of_them() {
 
 /// Takes numbers of ranks, each with the accumulation that makes four micro-batches per step.
 fn assert_ranks_equal_one_rank(kind: &[&str], all: &[(&str, usize)]) {
-    let here = Place::new();
+    assert_ranks_equal_one_rank_in(&Place::new(), kind, all);
+}
+
+fn assert_ranks_equal_one_rank_in(here: &Place, kind: &[&str], all: &[(&str, usize)]) {
     let one = [kind, &["name='one'", "train.gradient_accumulation=4"]].concat();
     succeeded(&here.program(&one).output().unwrap());
     for &(ranks, accumulation) in all {

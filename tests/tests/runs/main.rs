@@ -16,5 +16,7 @@ mod preference;
 mod refusals;
 mod results;
 mod resume;
+#[cfg(unix)]
+mod rewards;
 mod special_tokens;
 mod wandb;

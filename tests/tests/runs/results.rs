@@ -126,7 +126,7 @@ fn generate_prints_what_a_run_samples_from_the_same_weights_template_and_ends_of
 fn generate_prints_what_a_run_samples_with_its_system_prompt_template_arguments_and_sampling() {
     let output = tempdir().unwrap();
     let chat = ["data.system_prompt='Be brief.'", "data.chat_template_kwargs={style='!'}", "train.learning_rate=2e-2"];
-    let samples = r#"{"do_sample": true, "temperature": 1.5, "top_k": 20, "top_p": 0.95, "eos_token_id": 257}"#;
+    let samples = r#"{"do_sample": true, "temperature": 2.0, "top_k": 20, "top_p": 0.95, "eos_token_id": 257}"#;
     let run = |changes: &[&str]| {
         let changes = [&chat[..], changes].concat();
         let (folder, model, config) = recipe_of(output.path(), &changes);
@@ -146,7 +146,7 @@ fn generate_prints_what_a_run_samples_with_its_system_prompt_template_arguments_
     // Each of the three counts.
     let settings = adapter.join("chat_settings.json");
     let saved = fs::read_to_string(&settings).unwrap();
-    for changed in [saved.replace("Be brief.", "Be long."), saved.replace("\"!\"", "\"?\"")] {
+    for changed in [saved.replace("Be brief.", "Write in verse, at length."), saved.replace("\"!\"", "\"?\"")] {
         assert_ne!(changed, saved);
         fs::write(&settings, changed).unwrap();
         assert_ne!(texts(&model, Some(&adapter), NF4), sampled);

@@ -27,6 +27,7 @@ const PRETRAIN_EVAL_TOKENS: usize = 25_000;
 const PRETRAIN_SEED: u64 = 21;
 const PRETRAIN_EVAL_SEED: u64 = 22;
 const CHAT_SEED: u64 = 13;
+const CARELESS_SEED: u64 = 14;
 
 /// Writes `assets/quickstart` (shipped) and `target/quickstart` (pretraining text, not shipped) below `root`.
 ///
@@ -49,6 +50,7 @@ fn shipped_files() -> Vec<(&'static str, String)> {
     let json_lines = |chats: &[Chat]| chats.iter().map(Chat::json_line).collect::<String>();
     vec![
         ("assets/quickstart/train.jsonl", json_lines(&train)),
+        ("assets/quickstart/careless.jsonl", json_lines(&careless(&train))),
         ("assets/quickstart/eval.jsonl", json_lines(&eval)),
         ("assets/quickstart/base/config.json", CONFIG.to_owned()),
         ("assets/quickstart/base/generation_config.json", GENERATION_CONFIG.to_owned()),
@@ -94,6 +96,26 @@ fn chats() -> (Vec<Chat>, Vec<Chat>) {
     random.shuffle(&mut train);
     let eval = in_turn.zip(&held_out.words).map(|(exercise, word)| exercise.chat(word, &mut random)).collect();
     (train, eval)
+}
+
+/// Returns chats of which six answers in ten lack their last letter, or have one too many if it is the only one, and one has another letter. A model
+/// that learns from them gets most answers wrong, and knows what is right: rewards bring that out.
+fn careless(chats: &[Chat]) -> Vec<Chat> {
+    let mut random = Random::new(CARELESS_SEED);
+    let mut answer = |right: &str| {
+        let mut letters: Vec<char> = right.chars().collect();
+        let (kind, place) = (random.below(10), random.below(letters.len()));
+        let letter = char::from(b'a' + random.below(26) as u8);
+        match kind {
+            0..=5 if letters.len() == 1 => letters.push(letter),
+            0..=5 => _ = letters.pop(),
+            6 => letters[place] = letter,
+            _ => {}
+        }
+        letters.into_iter().collect()
+    };
+    let careless = |chat: &Chat| Chat { question: chat.question.clone(), answer: answer(&chat.answer) };
+    chats.iter().map(careless).collect()
 }
 
 #[cfg(test)]

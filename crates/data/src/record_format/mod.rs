@@ -9,6 +9,7 @@ mod messages;
 mod pairs;
 mod preference;
 mod pretokenized;
+mod prompt;
 mod row;
 mod value;
 
@@ -55,6 +56,9 @@ pub enum RecordFormat {
     /// `chosen` and `rejected`: two answers to a `prompt`, to `messages`, to an `instruction`, or two conversations that begin alike. Only
     /// the answers count in the loss. What a recipe with `[preference]` reads, and no other.
     Preference,
+    /// `prompt` (a text, or messages), `messages` without the answer at their end, or an `instruction`; all other keys are columns that
+    /// rewards see. What a recipe with `[grpo]` reads, and no other.
+    Prompt,
 }
 
 impl RecordFormat {
@@ -64,6 +68,9 @@ impl RecordFormat {
     pub fn resolve(self, fields: &Object, names: &mut Fields, place: &RecordPlace) -> Result<Self, RecordFormatError> {
         if self == Self::Preference {
             preference::resolve(fields, names, place)?;
+            return Ok(self);
+        }
+        if self == Self::Prompt {
             return Ok(self);
         }
         preference::refuse(fields, names, place)?;
@@ -109,6 +116,9 @@ impl RecordFormat {
     ) -> Parsed<(Row, Vec<&'a str>)> {
         let read = RefCell::default();
         let row = self.content(Reader { fields, place, read: &read }, names)?;
+        if self == Self::Prompt {
+            return Ok((row, Vec::new()));
+        }
         let unread = unread_keys(fields, &read.borrow(), place)?;
         Ok((row, unread))
     }
@@ -126,6 +136,7 @@ impl RecordFormat {
             Self::PromptCompletion => pairs::parse_prompt(record, names),
             Self::Pretokenized => pretokenized::parse(record, names),
             Self::Preference => preference::parse(record, names),
+            Self::Prompt => prompt::parse(record, names),
         }
     }
 }

@@ -115,13 +115,14 @@ pub(super) fn parse(record: Reader<'_>, names: &Fields) -> Parsed<Row> {
     Ok(Row::Pair { chosen: Box::new(chosen), rejected: Box::new(rejected) })
 }
 
-enum Prompt<'a> {
+pub(super) enum Prompt<'a> {
     /// Text to be joined with its answer, or the user's turn.
     Text(Cow<'a, str>),
     Chat(Chat),
 }
 
-fn prompt<'a>(record: Reader<'a>, names: &Fields) -> Parsed<Option<Prompt<'a>>> {
+/// Reads the prompt of a record, under any of its names.
+pub(super) fn prompt<'a>(record: Reader<'a>, names: &Fields) -> Parsed<Option<Prompt<'a>>> {
     let of_messages = |key: &String| names.messages.as_ref() == Some(key) || MESSAGE_KEYS.contains(&key.as_str());
     if record.fields.iter().any(|(key, value)| of_messages(key) && !value.is_null()) {
         return messages::parse(record, names, false).map(|chat| Some(Prompt::Chat(chat)));

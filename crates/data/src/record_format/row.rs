@@ -115,6 +115,8 @@ pub enum Row {
         /// With the other answer.
         rejected: Box<Row>,
     },
+    /// A prompt without an answer: a text, or a conversation that the assistant continues.
+    Prompt(Box<Row>),
 }
 
 impl Row {
@@ -125,6 +127,10 @@ impl Row {
             Self::Pair { chosen, rejected } => {
                 hash.update(b"2");
                 [chosen, rejected].iter().for_each(|row| hash.update(&row.content_hash().to_le_bytes()));
+            }
+            Self::Prompt(content) => {
+                hash.update(b"1");
+                hash.update(&content.content_hash().to_le_bytes());
             }
             Self::Text(text) => add_text(&mut hash, b't', text),
             Self::Chat(chat) => {

@@ -53,7 +53,7 @@ fn accepts_exactly<T: DeserializeOwned + Serialize + Debug>(words: &[&str]) {
 fn recipe_values_have_the_words_of_the_recipe() {
     accepts_exactly::<FileFormat>(&["parquet", "arrow", "jsonl", "json", "csv", "tsv", "text"]);
     let formats = ["auto", "chat", "sharegpt", "alpaca", "alpaca_prompt", "text", "prompt_completion", "pretokenized"];
-    accepts_exactly::<RecordFormat>(&[&formats[..], &["preference"]].concat());
+    accepts_exactly::<RecordFormat>(&[&formats[..], &["preference", "prompt"]].concat());
     accepts_exactly::<TrainOn>(&["assistant", "last", "all", "flags"]);
     accepts_exactly::<OverflowPolicy>(&["truncate", "split", "drop"]);
     accepts_exactly::<Mix>(&["concatenate", "size", "weight"]);

@@ -1,8 +1,8 @@
 //! Keys and values of earlier tokens, for generation: allocated once for all sequences, filled row by row.
 //!
-//! The rows of a sequence are contiguous, so a layer needs one matrix of keys and one of values whatever the lengths, and attention
-//! reads them without an index per token. The caller assigns rows to sequences, and all layers share that assignment.
-//! Trade-off: each sequence reserves rows for its maximum length.
+//! The rows of a sequence are in pages, so that sequences with the same beginning share those of it, and none reserves what it does not write. The
+//! caller assigns pages to sequences, and all layers share that assignment.
+//! Trade-off: attention looks up a page for each key, and the last page of a sequence is partly empty.
 
 use std::ops::Range;
 
@@ -42,11 +42,14 @@ impl<B: Backend> KvCache<B> {
     }
 }
 
+/// Rows of a page.
+pub const PAGE_ROWS: usize = 64;
+
 /// The new tokens of one sequence in a pass, and their place in the caches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewTokens {
-    /// Row of the sequence's first token.
-    pub first_row: usize,
+    /// Pages of the sequence's tokens, in their order, with room for the new ones.
+    pub pages: Vec<u32>,
     /// Tokens of the sequence that are already in the caches.
     pub past: usize,
     /// Number of new tokens.
@@ -54,15 +57,39 @@ pub struct NewTokens {
 }
 
 impl NewTokens {
-    /// Returns the rows of the new tokens.
-    pub fn rows(&self) -> Range<usize> {
-        let start = self.first_row + self.past;
-        start..start + self.count
+    /// Returns a number that identifies the sequence among those that share no page with it.
+    pub fn sequence(&self) -> u32 {
+        self.pages[0]
     }
 
-    /// Returns the rows of all tokens, including the new ones.
-    pub fn all_rows(&self) -> Range<usize> {
-        self.first_row..self.rows().end
+    /// Returns the number of tokens, including the new ones.
+    pub fn all(&self) -> usize {
+        self.past + self.count
+    }
+
+    /// Returns the row of a token.
+    pub fn row(&self, token: usize) -> usize {
+        self.pages[token / PAGE_ROWS] as usize * PAGE_ROWS + token % PAGE_ROWS
+    }
+
+    /// Returns the rows of some tokens, in their order, as ranges.
+    pub fn rows(&self, tokens: Range<usize>) -> Vec<Range<usize>> {
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        let mut token = tokens.start;
+        while token < tokens.end {
+            let (row, after) = (self.row(token), tokens.end.min((token / PAGE_ROWS + 1) * PAGE_ROWS));
+            match ranges.last_mut().filter(|last| last.end == row) {
+                Some(last) => last.end += after - token,
+                None => ranges.push(row..row + after - token),
+            }
+            token = after;
+        }
+        ranges
+    }
+
+    /// Returns the rows of the new tokens, as ranges.
+    pub fn new_rows(&self) -> Vec<Range<usize>> {
+        self.rows(self.past..self.all())
     }
 }
 
@@ -70,17 +97,26 @@ impl NewTokens {
 #[derive(Clone, Debug)]
 pub struct CachedTokens<B: Backend> {
     sequences: Vec<NewTokens>,
-    /// The row of each of the `n` tokens, followed by the row of the first token of each one's sequence, `[2 * n]`.
-    pub rows_2n: Tensor<B, 1, Int>,
+    /// For each of the `n` tokens its row, then its number in its sequence, then where in this tensor the sequence's pages begin; then these pages.
+    pub places: Tensor<B, 1, Int>,
 }
 
 impl<B: Backend> CachedTokens<B> {
-    /// Uploads the rows. Must be called outside sections.
+    /// Uploads the places. Must be called outside sections.
     pub fn new(sequences: Vec<NewTokens>, device: &B::Device) -> Self {
-        let rows = sequences.iter().flat_map(NewTokens::rows);
-        let firsts = sequences.iter().flat_map(|new| std::iter::repeat_n(new.first_row, new.count));
-        let rows: Vec<i32> = rows.chain(firsts).map(|row| row as i32).collect();
-        Self { sequences, rows_2n: Tensor::from_ints(rows.as_slice(), device) }
+        let tokens = || sequences.iter().flat_map(|new| (new.past..new.all()).map(move |token| (new, token)));
+        let count = tokens().count();
+        let mut at = 3 * count;
+        let starts = sequences.iter().flat_map(|new| {
+            at += new.pages.len();
+            std::iter::repeat_n(at - new.pages.len(), new.count)
+        });
+        let starts: Vec<usize> = starts.collect();
+        let of_tokens =
+            tokens().map(|(new, token)| new.row(token)).chain(tokens().map(|(_, token)| token)).chain(starts);
+        let pages = sequences.iter().flat_map(|new| new.pages.iter().map(|&page| page as i32));
+        let places: Vec<i32> = of_tokens.map(|place| place as i32).chain(pages).collect();
+        Self { places: Tensor::from_ints(places.as_slice(), device), sequences }
     }
 
     /// Returns the sequences in the order of their tokens.
@@ -95,7 +131,7 @@ impl<B: Backend> CachedTokens<B> {
 
     /// Returns the number of tokens in the longest sequence, including the new ones.
     pub fn longest(&self) -> usize {
-        self.sequences.iter().map(|new| new.all_rows().len()).max().unwrap_or(0)
+        self.sequences.iter().map(NewTokens::all).max().unwrap_or(0)
     }
 
     /// Iterates over the sequences, each with the range of its tokens in the pass.

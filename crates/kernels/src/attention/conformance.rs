@@ -6,6 +6,7 @@ use firebrick_arch::AttentionSpec;
 
 use super::{CachedTokens, KvCache, NewTokens, Qkv, Sinks, StatisticsLayout, reference};
 use crate::Kernels;
+use crate::PAGE_ROWS;
 use crate::conformance::check::Check;
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
@@ -72,18 +73,21 @@ fn packed<B: Kernels>(check: &mut Check<'_, B>, (sinks, expected_sinks): &BothSi
 fn cached<B: Kernels>(check: &mut Check<'_, B>, (sinks, expected_sinks): &BothSinks<B>, spec: &AttentionSpec) {
     let (sinks, expected_sinks) = (sinks.as_ref(), expected_sinks.as_ref());
     let lengths = check.case.documents.clone();
-    let room = lengths.iter().sum::<usize>() + 4 * lengths.len() + 3;
-    let shape = [room, spec.kv_size()];
+    // Two sequences take turns at pages.
+    let pages_of = |length: usize| (length + 4).div_ceil(PAGE_ROWS);
+    let all: usize = lengths.iter().map(|&length| pages_of(length)).sum();
+    let shape = [(all + 1) * PAGE_ROWS, spec.kv_size()];
     let (mut cache, mut expected_cache) =
         (KvCache::<B>::new(shape, check.case.dtype, check.device), KvCache::<Flex>::new(shape, DType::F32, &check.cpu));
     for step in 0..4 {
-        let mut first_row = 3;
+        let mut page = 0;
         let new = |&length: &usize| {
             let past = if step == 0 { 0 } else { length + step.min(2) - 1 + usize::from(step == 3) };
             let count = [length, 1, 2, 1][step];
-            let new = NewTokens { first_row, past, count };
-            first_row += length + 4;
-            new
+            // From the last page on, so that the pages of a sequence do not follow each other.
+            let pages = (page..page + pages_of(length)).map(|page| (all - page) as u32).collect();
+            page += pages_of(length);
+            NewTokens { pages, past, count }
         };
         let sequences: Vec<NewTokens> = lengths.iter().map(new).collect();
         let tokens = CachedTokens::<B>::new(sequences.clone(), check.device);

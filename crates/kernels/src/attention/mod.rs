@@ -15,7 +15,7 @@ use firebrick_arch::AttentionSpec;
 
 use crate::session::Session;
 
-pub use cache::{CachedTokens, KvCache, NewTokens};
+pub use cache::{CachedTokens, KvCache, NewTokens, PAGE_ROWS};
 pub use documents::Documents;
 
 /// Queries, keys and values of a layer, or their gradients.

@@ -113,9 +113,13 @@ pub fn store<B: Backend>(cache: &mut KvCache<B>, k: Tensor<B, 2>, v: Tensor<B, 2
     let width = k.dims()[1];
     cache.replace(|[mut keys, mut values]| {
         for (new, in_pass) in tokens.in_pass() {
-            let to = [new.rows(), 0..width];
-            keys = keys.slice_assign(to.clone(), rows(&k, &in_pass));
-            values = values.slice_assign(to, rows(&v, &in_pass));
+            let mut from = in_pass.start;
+            for to in new.new_rows() {
+                let own = from..from + to.len();
+                from = own.end;
+                keys = keys.slice_assign([to.clone(), 0..width], rows(&k, &own));
+                values = values.slice_assign([to, 0..width], rows(&v, &own));
+            }
         }
         [keys, values]
     });
@@ -132,11 +136,11 @@ pub(crate) fn cached<B: Backend>(
 ) -> Tensor<B, 2> {
     let [keys, values] = cache.tensors();
     let outputs = tokens.in_pass().map(|(new, in_pass)| {
-        let mut seen = new.all_rows();
         // No query attends to keys before the window of the first one.
-        let hidden = spec.window.map_or(0, |window| (seen.len() + 1).saturating_sub(new.count + window));
-        seen.start += hidden;
-        one_sequence(multiply, [rows(&q, &in_pass), rows(&keys, &seen), rows(&values, &seen)], sinks, spec).0
+        let hidden = spec.window.map_or(0, |window| (new.all() + 1).saturating_sub(new.count + window));
+        let seen = new.rows(hidden..new.all());
+        let gathered = |stored: &Tensor<B, 2>| join(seen.iter().map(|range| rows(stored, range)).collect(), 0);
+        one_sequence(multiply, [rows(&q, &in_pass), gathered(&keys), gathered(&values)], sinks, spec).0
     });
     join(outputs.collect(), 0)
 }
@@ -395,9 +399,10 @@ mod tests {
             let sinks = Sinks { logits_h: random::<Plain, 1>(9, [4]), trains: false };
             let whole = forward(&qkv, Some(&sinks), &spec, &documents(&[0, 7])).o;
             for new in [1, 3, 7] {
-                let mut cache = KvCache::new([9, spec.kv_size()], DType::F32, &Default::default());
-                let tokens =
-                    |past, count| CachedTokens::new(vec![NewTokens { first_row: 2, past, count }], &Default::default());
+                let mut cache = KvCache::new([2 * crate::PAGE_ROWS, spec.kv_size()], DType::F32, &Default::default());
+                let tokens = |past, count| {
+                    CachedTokens::new(vec![NewTokens { pages: vec![1], past, count }], &Default::default())
+                };
                 store(&mut cache, qkv.k.clone(), qkv.v.clone(), &tokens(0, 7));
                 let newest = qkv.q.clone().narrow(0, 7 - new, new);
                 let newest = cached(Tensor::matmul, newest, Some(&sinks), &cache, &tokens(7 - new, new), &spec);

@@ -24,7 +24,7 @@ pub struct ConvInputs<B: Backend> {
 
 /// The last convolved values of each sequence that is being generated, `[k - 1, d]`, by the row of its first token in the caches; of a sequence that
 /// has not begun, none.
-pub type ConvState<B> = BTreeMap<usize, Tensor<B, 2>>;
+pub type ConvState<B> = BTreeMap<u32, Tensor<B, 2>>;
 
 /// Causal convolutions, forward and backward. Filters are `[d, k]` in f32; the last column meets the token itself.
 pub trait ConvOps: Session {

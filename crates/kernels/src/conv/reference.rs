@@ -90,13 +90,13 @@ pub fn cached<B: Backend>(
             results.push(u_new.mul(column(&filters_dk, 0)));
             continue;
         }
-        let past = state.remove(&new.first_row).filter(|_| new.past > 0);
+        let past = state.remove(&new.sequence()).filter(|_| new.past > 0);
         let past = past.unwrap_or_else(|| zeros(&u_nd, width - 1));
         let all = Tensor::cat(vec![past, u_new], 0);
         let of_shift =
             |shift: usize| all.clone().narrow(0, width - 1 - shift, range.len()).mul(column(&filters_dk, shift));
         results.push((1..width).map(of_shift).fold(of_shift(0), Tensor::add));
-        state.insert(new.first_row, all.narrow(0, range.len(), width - 1));
+        state.insert(new.sequence(), all.narrow(0, range.len(), width - 1));
     }
     gated(inputs, Tensor::cat(results, 0))
 }
@@ -210,7 +210,7 @@ mod tests {
             let mut past = 0;
             for count in [3, 1, 1, 2] {
                 let new = part(&inputs, past, count);
-                let tokens = CachedTokens::new(vec![NewTokens { first_row: 5, past, count }], &device);
+                let tokens = CachedTokens::new(vec![NewTokens { pages: vec![5], past, count }], &device);
                 let found = cached(&new, filters.clone(), &mut state, &tokens);
                 assert_close(found, whole.clone().narrow(0, past, count), 1e-6);
                 past += count;

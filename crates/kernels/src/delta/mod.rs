@@ -69,7 +69,7 @@ pub struct DeltaGradients<B: Backend> {
 
 /// The state of each sequence that is being generated, `[value heads, k, v]`, f32, by the row of its first token in the caches; of a sequence that has
 /// not begun, none.
-pub type DeltaState<B> = BTreeMap<usize, Tensor<B, 3>>;
+pub type DeltaState<B> = BTreeMap<u32, Tensor<B, 3>>;
 
 /// Returns whether the kernels for CUDA are for heads of these widths and this beta.
 pub fn has_cuda_kernels(spec: &DeltaNetSpec) -> bool {

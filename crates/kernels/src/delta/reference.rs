@@ -88,7 +88,7 @@ pub fn cached<B: Backend>(
     let chunks = Chunks::new(&ranges, &device);
     let size = [spec.value_heads, spec.key_head_dim, spec.value_head_dim];
     let mut start_of = |&sequence: &usize| {
-        let past = state.remove(&sequences[sequence].first_row).filter(|_| sequences[sequence].past > 0);
+        let past = state.remove(&sequences[sequence].sequence()).filter(|_| sequences[sequence].past > 0);
         past.unwrap_or_else(|| Tensor::zeros(size, (&device, DType::F32)))
     };
     let start = Tensor::stack(chunks.order().iter().map(&mut start_of).collect(), 0);
@@ -96,7 +96,7 @@ pub fn cached<B: Backend>(
     let output = rule::forward(prepared.rule_inputs(spec), Update::Delta, &chunks, Some(start));
     for (place, &sequence) in chunks.order().iter().enumerate() {
         let end = output.ends.clone().narrow(0, place, 1).reshape(size);
-        state.insert(sequences[sequence].first_row, end);
+        state.insert(sequences[sequence].sequence(), end);
     }
     to_dtype(side_by_side(output.o), inputs.qkv.dtype())
 }

@@ -177,7 +177,8 @@ fn tokens_one_by_one_give_what_documents_give() {
     for counts in [[1, 3], [50, 1], [1, 65], [13, 1]] {
         let new: Vec<_> =
             [0, 1].map(|place| [68, 133][place] + past[place]..[68, 133][place] + past[place] + counts[place]).into();
-        let sequence = |place: usize| NewTokens { first_row: [300, 0][place], past: past[place], count: counts[place] };
+        let sequence =
+            |place: usize| NewTokens { pages: vec![[300, 0][place]; 8], past: past[place], count: counts[place] };
         let tokens = CachedTokens::new([0, 1].map(sequence).to_vec(), &device);
         let parts = [0, 1].map(|place| part(&inputs, &new[place]));
         let join =

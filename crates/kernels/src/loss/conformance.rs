@@ -6,6 +6,7 @@ use std::ops::Range;
 use burn_flex::Flex;
 use burn_tensor::{DType, Tensor, backend::Backend};
 
+use super::draw::{self, Draw};
 use super::pairs::{self, PairLogProbs, PairLoss, PairLossKind, PairTargets, PairWeights};
 use super::{CrossEntropy, CrossEntropyOptions, LossTargets, reference};
 use crate::Kernels;
@@ -24,6 +25,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     some_rows_of_the_head(check);
     choices(check);
     most_probable(check);
+    drawn(check);
     for soft_cap in check.variants([None, Some(6.0)]) {
         logits(check, soft_cap);
     }
@@ -243,4 +245,32 @@ fn most_probable<B: Kernels>(check: &mut Check<'_, B>) {
     let [best, last] = [width / 3, width - 1].map(|id| id as i64);
     let rows: Vec<i64> = expected.iter::<i64>().skip(1).collect();
     check.same("most_probable: ties and values that are not finite", rows == [0, -1, -1, -1, last, best]);
+}
+
+/// Tests tokens and their log-probabilities by numbers that are not close to a border between two tokens.
+fn drawn<B: Kernels>(check: &mut Check<'_, B>) {
+    let [rows, width, vocabulary] = [9, 64, check.case.vocab_size];
+    let (hidden, on_cpu) = check.random([rows, width], 2.0);
+    let (head, head_on_cpu) = check.random([vocabulary, width], 0.3);
+    let (random, random_on_cpu) =
+        check.on_both(DType::F32, [1, rows], (0..rows).map(|row| 0.03 + row as f32 / 10.0).collect());
+    let plain = Draw { temperature: 1.0, top_p: 1.0, min_p: 0.0, logit_scale: 1.0, soft_cap: None };
+    for draw in [
+        plain,
+        Draw { temperature: 0.6, top_p: 0.7, ..plain },
+        Draw { temperature: 1.7, min_p: 0.2, logit_scale: 0.5, ..plain },
+        Draw { top_p: 0.9, min_p: 0.02, soft_cap: Some(4.0), ..plain },
+    ] {
+        let found = B::draw(hidden.clone(), &Weight::Dense(head.clone()), random.clone().reshape([rows]), draw);
+        let head = Weight::Dense(head_on_cpu.clone());
+        let expected = draw::reference::<Flex>(on_cpu.clone(), &head, random_on_cpu.clone().reshape([rows]), draw);
+        let [ids, expected_ids] = [found.ids_n.into_data(), expected.ids_n.into_data()];
+        let same = ids.iter::<i64>().zip(expected_ids.iter::<i64>()).filter(|(one, other)| one == other).count();
+        // A number may lie where rounding decides, which rounds logits themselves in reference bodies of half formats.
+        let may_differ = if check.case.dtype == DType::F32 { 1 } else { rows / 2 };
+        check.same(&format!("tokens drawn with {draw:?}"), same + may_differ >= rows);
+        if same == rows {
+            check.compare("log-probabilities of drawn tokens", found.log_probs_n, expected.log_probs_n);
+        }
+    }
 }

@@ -6,6 +6,7 @@
 
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
+pub mod draw;
 pub mod pairs;
 pub mod reference;
 
@@ -15,6 +16,7 @@ use burn_tensor::{Int, Tensor, backend::Backend};
 
 use crate::linear::WeightGradient;
 use crate::weights::{Weight, WeightOps};
+use draw::{Draw, Drawn};
 use pairs::{PairLogProbs, PairLoss, PairResult, PairTargets, PairWeights};
 
 /// The tokens of a micro-batch whose next token counts in the loss.
@@ -133,5 +135,11 @@ pub trait LossOps: WeightOps {
     /// contains NaN or plus infinity, or only minus infinities.
     fn most_probable(logits_nv: Tensor<Self, 2>) -> Tensor<Self, 1, Int> {
         Self::pause(&logits_nv.device(), || reference::most_probable(logits_nv))
+    }
+
+    /// Draws a token for each of the hidden states `[n, d]`, after the final norm, by a random number in `[0, 1)`, `[n]` f32. Logits are those that
+    /// [`LossOps::linear_cross_entropy`] computes.
+    fn draw(hidden_nd: Tensor<Self, 2>, head: &Weight<Self>, random_n: Tensor<Self, 1>, draw: Draw) -> Drawn<Self> {
+        Self::pause(&hidden_nd.device(), || draw::reference(hidden_nd, head, random_n, draw))
     }
 }

@@ -149,7 +149,7 @@ pub fn most_probable<B: Backend>(logits_nv: Tensor<B, 2>) -> Tensor<B, 1, Int> {
 }
 
 /// Returns the first index of the largest value; `None` if a value is NaN or plus infinity, or all are minus infinity.
-fn first_largest(values: &[f32]) -> Option<usize> {
+pub(super) fn first_largest(values: &[f32]) -> Option<usize> {
     let mut best = 0;
     for (index, &value) in values.iter().enumerate() {
         if value.is_nan() || value == f32::INFINITY {

@@ -5,10 +5,11 @@
 //! The backward of attention has five GEMMs to the forward's two, since it recomputes the scores.
 //! Trade-off: traffic is a lower bound, where each operation reads its inputs and writes its results once.
 
-use firebrick_arch::{GroupSpec, LoraConfig, ModelSpec, ModuleSpec, Role, Value, ValueKind};
+use firebrick_arch::{GroupSpec, LoraConfig, ModelSpec, ModuleSpec, Role, TensorSpec, Value, ValueKind};
 use firebrick_hwprofile::roofline::Work;
 use firebrick_precision::Format;
 
+use super::evaluation::Answers;
 use super::training_shape::{Recompute, TrainingShape, scaled_widths};
 use crate::GemmFormat;
 
@@ -45,6 +46,37 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
             * micro_batches as f64
             + optimizer_bytes(model, training),
     }
+}
+
+/// Computes the work of answering prompts together: the prompts in one forward, then a pass for each of the `new` tokens of an answer. Weights are read as
+/// they are stored, once per pass; keys and values of all earlier tokens for each answer, also those that layers no longer see.
+pub fn answering_work(model: &ModelSpec, training: &TrainingShape, answers: &Answers, new: usize) -> Work {
+    let (sequences, written) = (answers.prompts as f64, (answers.prompts * new) as f64);
+    let read = answers.tokens.saturating_sub(answers.prompts * new) as f64;
+    let caches = model.layers.iter().map(|layer| layer.mixer.cache().per_token);
+    let per_token = caches.sum::<usize>() as f64 * training.activation_bytes() as f64;
+    // Keys that a new token sees on average; attention over a whole document sees half of it.
+    let seen = answers.longest as f64 - new as f64 / 2.0;
+    let head = (model.vocab_size * model.hidden_size) as f64;
+    let storage = training.storage();
+    let bytes = |tensor: &TensorSpec| {
+        let format = storage.storage_of(model, &tensor.name, tensor.role);
+        tensor.elements() as f64 * format.bits_per_value() / 8.0
+    };
+    let projections = model.stacked_tensors().into_iter().filter(|tensor| tensor.role == Role::Projection);
+    let weights = projections.map(|tensor| bytes(&tensor)).sum::<f64>() + head * training.activation_bytes() as f64;
+    Work {
+        matmul_flops: 2.0 * ((written + read) * all_projections(model) + written * head),
+        fp8_flops: 0.0,
+        attention_flops: written * model.mixer_forward_flops_per_token(2.0 * seen),
+        bytes: new as f64 * (weights + sequences * seen * per_token),
+    }
+}
+
+/// Estimates the kernels that [`answering_work`] launches on CUDA: a forward, which is a third of a step's that repeats none, for each new token.
+pub fn answering_launches(model: &ModelSpec, training: &TrainingShape, new: usize) -> f64 {
+    let saved = TrainingShape { recompute: Recompute::None, ..training.clone() };
+    cuda_launches(model, &saved, new) / 3.0
 }
 
 /// A linear module of a layer.

@@ -1,38 +1,38 @@
-//! Keys and values of all running sequences, and the free rows of their caches.
+//! Keys and values of all running sequences, and the free pages of their caches.
 //!
-//! Everything is allocated before the first token. A sequence owns the rows for its prompt and for the longest answer it may get; when it has ended,
-//! they go to another one.
-//! Trade-off: rows are assigned first fit, so a long prompt may have to wait for neighbors although enough rows are free.
-
-use std::ops::Range;
+//! Everything is allocated before the first token. A sequence takes pages for its prompt and for the longest answer it may get, and shares those of
+//! which it only reads; a page is free when no sequence has it.
+//! Trade-off: pages for the longest answer are taken at the beginning, so that no sequence has to be stopped halfway.
 
 use burn_tensor::DType;
 use firebrick_arch::ModelSpec;
-use firebrick_kernels::Kernels;
+use firebrick_kernels::{Kernels, PAGE_ROWS};
 
 use crate::mixer::Cache;
 
 /// The states of each layer; of one with keys and values, none.
 pub(crate) type States<B> = Vec<Option<Cache<B>>>;
 
-/// One cache per layer, all with the same rows.
+/// One cache per layer, all with the same pages.
 #[derive(Debug)]
 pub(crate) struct Caches<B: Kernels> {
     pub(crate) layers: Vec<Cache<B>>,
-    /// Free rows, as ascending ranges.
-    free: Vec<Range<usize>>,
+    /// How many sequences have each page.
+    users: Vec<u32>,
 }
 
 impl<B: Kernels> Default for Caches<B> {
     fn default() -> Self {
-        Self { layers: Vec::new(), free: Vec::new() }
+        Self { layers: Vec::new(), users: Vec::new() }
     }
 }
 
 impl<B: Kernels> Caches<B> {
-    pub(crate) fn new(spec: &ModelSpec, rows: usize, dtype: DType, device: &B::Device) -> Self {
-        let layers = spec.layers.iter().map(|layer| Cache::new(&layer.mixer, rows, dtype, device)).collect();
-        Self { layers, free: Vec::from_iter((rows > 0).then_some(0..rows)) }
+    /// Allocates `pages` pages.
+    pub(crate) fn new(spec: &ModelSpec, pages: usize, dtype: DType, device: &B::Device) -> Self {
+        let layers =
+            spec.layers.iter().map(|layer| Cache::new(&layer.mixer, pages * PAGE_ROWS, dtype, device)).collect();
+        Self { layers, users: vec![0; pages] }
     }
 
     /// Returns whether any layer has states, which are those after the last token alone.
@@ -54,29 +54,32 @@ impl<B: Kernels> Caches<B> {
         }
     }
 
-    /// Takes `rows` consecutive rows and returns the first; `None` if there are not so many.
-    pub(crate) fn take(&mut self, rows: usize) -> Option<usize> {
-        let index = self.free.iter().position(|range| range.len() >= rows)?;
-        let range = &mut self.free[index];
-        let first = range.start;
-        range.start += rows;
-        if range.start == range.end {
-            self.free.remove(index);
-        }
-        Some(first)
+    /// Takes free pages for `tokens` tokens, of which the first are in `shared` pages; `None` if there are not so many.
+    pub(crate) fn take(&mut self, tokens: usize, shared: &[u32]) -> Option<Vec<u32>> {
+        let new = tokens.div_ceil(PAGE_ROWS).saturating_sub(shared.len());
+        let free = self.users.iter().enumerate().filter(|(_, users)| **users == 0);
+        let free: Vec<u32> = free.map(|(page, _)| page as u32).take(new).collect();
+        (free.len() == new).then(|| {
+            let pages = [shared, &free].concat();
+            pages.iter().for_each(|&page| self.users[page as usize] += 1);
+            pages
+        })
     }
 
-    /// Returns rows to the free list.
-    pub(crate) fn give_back(&mut self, rows: Range<usize>) {
-        let index = self.free.partition_point(|range| range.start < rows.start);
-        self.free.insert(index, rows);
-        self.free.dedup_by(|next, range| {
-            let touch = range.end == next.start;
-            if touch {
-                range.end = next.end;
-            }
-            touch
-        });
+    /// Takes all pages for the only sequence.
+    pub(crate) fn take_all(&mut self) -> Vec<u32> {
+        self.users.fill(1);
+        (0..self.users.len() as u32).collect()
+    }
+
+    /// Takes pages that a sequence has once more.
+    pub(crate) fn hold(&mut self, pages: &[u32]) {
+        pages.iter().for_each(|&page| self.users[page as usize] += 1);
+    }
+
+    /// Gives pages back that [`Caches::take`] has returned.
+    pub(crate) fn give_back(&mut self, pages: &[u32]) {
+        pages.iter().for_each(|&page| self.users[page as usize] -= 1);
     }
 }
 
@@ -88,16 +91,17 @@ mod tests {
     use crate::test_config::tiny;
 
     #[test]
-    fn rows_are_given_out_once_and_join_when_they_return() {
+    fn a_page_is_free_when_no_sequence_has_it() {
         let spec = tiny(&[]).unwrap().spec;
-        let mut caches = Caches::<Flex>::new(&spec, 10, DType::F32, &Default::default());
+        let mut caches = Caches::<Flex>::new(&spec, 3, DType::F32, &Default::default());
         assert_eq!(caches.layers.len(), spec.layers.len());
-        assert_eq!([caches.take(4), caches.take(3), caches.take(3), caches.take(1)], [Some(0), Some(4), Some(7), None]);
-        caches.give_back(0..4);
-        caches.give_back(7..10);
-        assert_eq!(caches.take(5), None, "seven rows are free, in two places");
-        caches.give_back(4..7);
-        assert!(caches.free.len() == 1 && caches.free[0] == (0..10), "neighbors are joined");
-        assert_eq!(caches.take(10), Some(0));
+        let first = caches.take(PAGE_ROWS + 1, &[]).unwrap();
+        assert_eq!(first, [0, 1]);
+        let second = caches.take(PAGE_ROWS + 5, &first[..1]).unwrap();
+        assert_eq!((&second[..], caches.take(1, &[])), (&[0, 2][..], None));
+        caches.give_back(&first);
+        assert_eq!(caches.take(2 * PAGE_ROWS, &[]), None, "the first page is still read");
+        caches.give_back(&second);
+        assert_eq!(caches.take(3 * PAGE_ROWS, &[]).unwrap(), [0, 1, 2]);
     }
 }

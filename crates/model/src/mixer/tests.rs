@@ -50,7 +50,7 @@ fn gradients(model: &Decoder<Flex>, documents: &[&[u32]], recompute: Recompute) 
     let mut ends = vec![0];
     documents.iter().for_each(|document| ends.push(ends[ends.len() - 1] + document.len() as u32));
     let batch = model.upload(&ids, &targets, &positions, &ends).unwrap();
-    let loss = LossOptions { chunk_tokens: 4, gradient_scale: Some(1.0), log_probs: false };
+    let loss = LossOptions { chunk_tokens: 4, gradient_scale: Some(1.0), log_probs: false, temperature: 1.0 };
     let mut sink = GradientMap::default();
     sink.begin_micro_batch(true);
     let pass = PassOptions { recompute, ..PassOptions::default() };

@@ -6,6 +6,7 @@ pub(crate) mod machine;
 pub(crate) mod overview;
 pub(crate) mod ranks;
 pub(crate) mod recipes;
+pub(crate) mod rewards;
 pub(crate) mod text;
 pub(crate) mod timing;
 pub(crate) mod training;

@@ -104,7 +104,7 @@ fn price_of(prices: &[Price], machine: Option<&AcceleratorSpec>) -> Option<f64> 
 }
 
 #[derive(Args)]
-struct Recipe {
+pub(super) struct Recipe {
     #[command(flatten)]
     file: RecipeFile,
     /// Override a key, e.g. --set train.learning_rate=1e-4. May be given several times.
@@ -113,7 +113,7 @@ struct Recipe {
 }
 
 impl Recipe {
-    fn load(&self) -> anyhow::Result<RunConfig> {
+    pub(super) fn load(&self) -> anyhow::Result<RunConfig> {
         let file = self.file.given()?.context("give the recipe: a path, or the name of a file in configs/")?;
         Ok(RunConfig::load(file, &self.overrides)?)
     }

@@ -4,7 +4,8 @@ use toml::{Table, Value};
 
 use super::datasets::{self, is_evaluated};
 use super::draft::Draft;
-use super::kind::Trainer;
+use super::kind::{Trainer, is_grpo};
+use super::rules::grpo;
 use super::setting::{Setting, number_of, text_of};
 use super::values;
 
@@ -34,6 +35,7 @@ pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
     if has_adapter_by_default && draft.problem.is_none() {
         draft.add("lora", Table::new().into(), THEIRS);
     }
+    complete_rewards(all, draft);
     complete_pairs(draft);
     if draft.problem.is_none() {
         complete_mode(draft);
@@ -44,8 +46,9 @@ pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
         [("defaults", true), ("peft", has_peft && has_lora), ("adapters", has_lora), ("quantized", has_base)];
     for (table, _) in has_part.into_iter().filter(|(_, is_there)| *is_there) {
         for (key, value) in values::defaults(table, trainer) {
-            // A length of null is none.
-            if key != "max_seq_len" || !has("max_length") {
+            // A length of null is none. Prompts are never cut.
+            let is_left = key == "max_seq_len" && has("max_length") || key == "data.overflow" && draft.has("grpo");
+            if !is_left {
                 add_default(draft, key, value.clone());
             }
         }
@@ -76,14 +79,48 @@ fn value_of<'a>(draft: &'a Draft, key: &str) -> Option<&'a Value> {
     draft.keys.iter().find(|(name, ..)| name == key).map(|(_, value, _)| value)
 }
 
+/// Completes learning from rewards: the rewards themselves, and a length that holds a prompt with its completion.
+fn complete_rewards(all: &[Setting], draft: &mut Draft) {
+    if draft.problem.is_some() || !is_grpo(all, draft.trainer) {
+        return;
+    }
+    draft.add("grpo", Table::new().into(), "their trainer");
+    if draft.trainer == Trainer::Swift {
+        draft.add("grpo.loss_type", "grpo".into(), THEIRS);
+        match draft.has("lora") || draft.has("grpo.beta") {
+            true => draft.add("grpo.beta", 0.04.into(), THEIRS),
+            false => {
+                draft.notes.push("There beta is 0.04, of the distance from the first weights; here it is 0.".into())
+            }
+        }
+    }
+    if !draft.has("grpo.rewards") {
+        let rewards = vec![Value::Table(grpo::of_function("MODULE", "FUNCTION"))];
+        draft.add("grpo.rewards", rewards.into(), "the functions are in a program");
+        let why = "grpo.rewards: write the module and the function of each reward in place of MODULE:FUNCTION";
+        draft.incomplete.get_or_insert(why.to_owned());
+    }
+    let completion = value_of(draft, "grpo.max_completion_length").and_then(Value::as_integer).unwrap_or(grpo::LENGTH);
+    let prompt = ["max_prompt_length", "max_length"].iter().find_map(|name| number_of(all, name));
+    let both = completion.saturating_add(prompt.map_or(grpo::LENGTH, |tokens| tokens as i64));
+    match draft.keys.iter_mut().find(|(key, ..)| key == "max_seq_len") {
+        Some((_, Value::Integer(tokens), from)) if *tokens <= completion => {
+            *tokens = both;
+            from.path += ", for a prompt and its completion";
+        }
+        Some(_) => {}
+        None => draft.add("max_seq_len", both.into(), "a prompt and its completion"),
+    }
+}
+
 /// Completes training on pairs of answers. TRL's configuration of DPO does not name it; elsewhere its keys mean nothing alone.
 fn complete_pairs(draft: &mut Draft) {
     let is_pairs_key = |key: &str| key.starts_with("preference");
     if draft.problem.is_some() {
-        return draft.leave("of a method that is not there", is_pairs_key);
+        return draft.leave("of a method that is not there", |key| is_pairs_key(key) || key.starts_with("grpo"));
     }
     match draft.trainer {
-        Trainer::Trl if draft.keys.iter().any(|(key, ..)| is_pairs_key(key)) => {
+        Trainer::Trl if !draft.has("grpo") && draft.keys.iter().any(|(key, ..)| is_pairs_key(key)) => {
             draft.add("preference.loss", "dpo".into(), "their trainer");
         }
         Trainer::Other => {}
@@ -95,13 +132,15 @@ fn complete_pairs(draft: &mut Draft) {
         draft.add("preference.prompt_loss", false.into(), THEIRS);
     }
     let dropout_is_on = draft.not_needed.iter().any(|remark| remark.setting.starts_with("disable_dropout: false"));
-    if draft.has("preference.loss") && !matches!(draft.trainer, Trainer::Torchtune | Trainer::Other) && !dropout_is_on {
+    let turns_off = !matches!(draft.trainer, Trainer::Torchtune | Trainer::Other) && !dropout_is_on;
+    let is_grpo = draft.has("grpo");
+    if draft.has("preference.loss") && turns_off || is_grpo {
         if draft.has("lora") {
             draft.add("lora.dropout", 0.0.into(), THEIRS);
         }
         if let Some((_, value, from)) = draft.keys.iter_mut().find(|(key, ..)| key == "lora.dropout") {
             *value = 0.0.into();
-            from.path += ", off on pairs of answers";
+            from.path += if is_grpo { ", off with rewards" } else { ", off on pairs of answers" };
         }
     }
 }
@@ -150,7 +189,7 @@ fn complete_data(all: &[Setting], draft: &mut Draft) {
                 draft.add("data.overflow", "truncate".into(), "no packing");
             }
         }
-        Trainer::Trl if !draft.has("data.train_on") && !draft.has("preference.loss") => {
+        Trainer::Trl if !["data.train_on", "preference.loss", "grpo"].iter().any(|key| draft.has(key)) => {
             draft.add("data.train_on", "all".into(), THEIRS);
             let note = "There every token of a conversation or a text counts in the loss, which data.train_on = \"all\" is. Of \
                         records with prompt and completion the completion counts: remove the key for those.";
@@ -173,7 +212,9 @@ fn complete_data(all: &[Setting], draft: &mut Draft) {
 fn complete_training(all: &[Setting], draft: &mut Draft) {
     let (has_adapter, has_pairs) = (draft.has("lora"), draft.has("preference.loss"));
     match draft.trainer {
-        Trainer::Trl => draft.add("train.learning_rate", if has_pairs { 1e-6 } else { 2e-5 }.into(), THEIRS),
+        Trainer::Trl => {
+            draft.add("train.learning_rate", if has_pairs || draft.has("grpo") { 1e-6 } else { 2e-5 }.into(), THEIRS)
+        }
         Trainer::Swift => {
             draft.add("train.learning_rate", if has_adapter { 1e-4 } else { 1e-5 }.into(), THEIRS);
             let rows = number_of(all, "per_device_train_batch_size").filter(|rows| *rows >= 1.0).unwrap_or(1.0);

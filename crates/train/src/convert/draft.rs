@@ -1,18 +1,29 @@
 //! A recipe under construction: the keys that settings become, the sources of data, and the settings that become none.
 
+use std::sync::LazyLock;
+
 use firebrick_hub::has_secrets;
+use firebrick_trainer::config::{KnownKeys, known_keys};
 use toml::{Table, Value};
 
 use super::kind::Trainer;
 use super::setting::{Outcome, Remark, Setting};
 
-/// Keys without which a run would train something else; so are those of `[lora]` and `[preference]`.
+/// Keys without which a run would train something else; so are those of `[lora]`, `[preference]` and `[grpo]`.
 const DECISIVE: &str = "mode model data.path data.train_on data.roles_to_train \
     train.learning_rate train.optimizer train.epochs train.steps";
 
 /// Returns whether a run would train something else without a key of the recipe.
 pub(super) fn is_decisive(key: &str) -> bool {
-    key.starts_with("lora") || key.starts_with("preference") || DECISIVE.split(' ').any(|known| known == key)
+    ["lora", "preference", "grpo"].iter().any(|section| key.starts_with(section))
+        || DECISIVE.split(' ').any(|known| known == key)
+}
+
+/// Returns whether a section of recipes has a key of this name.
+pub(super) fn has_key(section: &str, name: &str) -> bool {
+    // Made from the whole schema, once.
+    static KNOWN: LazyLock<KnownKeys> = LazyLock::new(known_keys);
+    KNOWN.get(section).is_some_and(|keys| keys.iter().any(|key| key == name))
 }
 
 #[derive(Default)]

@@ -1,4 +1,4 @@
-//! Whose configuration a file is, and what it is if it is none.
+//! Whose configuration a file is, and of which method; what it is if it is none.
 
 use std::path::Path;
 
@@ -6,6 +6,10 @@ use super::setting::Setting;
 
 /// Keys that ms-swift's configurations have, next to `model`.
 const SWIFT: &str = "tuner_type train_type rlhf_type torch_dtype split_dataset_ratio lora_rank num_train_epochs per_device_train_batch_size";
+
+/// Keys of TRL's that only GRPO has.
+const GRPO: [&str; 6] =
+    ["reward_funcs", "num_generations", "num_iterations", "steps_per_generation", "scale_rewards", "epsilon_high"];
 
 /// The program that a configuration is of; `values.toml` has sections of these names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +41,15 @@ impl Trainer {
         } else {
             Self::Other
         }
+    }
+}
+
+/// Returns whether the settings are those of GRPO. TRL's do not name the method, so keys that no other has mean it.
+pub(super) fn is_grpo(all: &[Setting], trainer: Trainer) -> bool {
+    let method = all.iter().find(|setting| matches!(&*setting.path, "rl" | "rlhf_type"));
+    match method {
+        Some(method) => method.value.as_str() == Some("grpo"),
+        None => trainer == Trainer::Trl && all.iter().any(|setting| GRPO.contains(&&*setting.path)),
     }
 }
 

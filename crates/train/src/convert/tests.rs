@@ -71,7 +71,7 @@ fn another_method_is_not_complete_and_says_so() {
         assert_eq!((converted.left.len(), converted.problem), (1, None), "{text}: {}", converted.recipe);
         assert_eq!(converted.left[0].line, 3, "{text}");
     }
-    for text in ["rl: grpo\nrl_beta: 0.1", "adapter: llama-adapter", "adapter: [lora]"] {
+    for text in ["rl: kto\nrl_beta: 0.1", "adapter: llama-adapter", "adapter: [lora]"] {
         let converted = of(text);
         let problem = converted.problem.unwrap_or_default();
         assert!(problem.starts_with("rl: ") || problem.starts_with("adapter: "), "{text}: {problem}");
@@ -191,7 +191,7 @@ fn no_key_vanishes_whatever_is_around_it() {
             "base_model: a/b\ndatasets: [{path: d, message_property_mappings: {role: from}, split: 'train[:1%]'}]\ntf32: false\n",
             "datasets.path datasets.message_property_mappings datasets.split tf32",
         ),
-        ("base_model: a/b\nrl: grpo\nrl_beta: 0.1\ndpo_label_smoothing: 0.1\n", "rl rl_beta dpo_label_smoothing"),
+        ("base_model: a/b\nrl: kto\nrl_beta: 0.1\ndpo_label_smoothing: 0.1\n", "rl rl_beta dpo_label_smoothing"),
         ("base_model: a/b\nlora_r: 8\nbnb_4bit_quant_type: nf4\n", "lora_r bnb_4bit_quant_type"),
         (
             "model: a/b\ntorch_dtype: float16\nbf16: true\nlearning_rate: x\nmax_steps: [1]\n",
@@ -216,6 +216,18 @@ fn whole_configurations_mean_the_same_here() {
             let found = value_at(&recipe, key).map_or_else(String::new, |value| value.to_string());
             assert_eq!(found, expected.as_str().unwrap(), "{key} of {recipe}");
         }
+    }
+}
+
+#[test]
+fn rewards_whose_functions_are_not_named_are_incomplete() {
+    for (functions, part) in
+        [("num_generations: 4", "MODULE:FUNCTION"), ("reward_funcs: [accuracy]", "function accuracy")]
+    {
+        let text = format!("model_name_or_path: a/b\ndataset_name: o/d\n{functions}\n");
+        let Converted { problem, recipe, .. } = convert(&text, Path::new("x.yaml")).unwrap();
+        assert!(problem.is_some_and(|problem| problem.contains(part)), "{recipe}");
+        assert!(recipe.contains("\n[grpo]\n") && recipe.contains("MODULE:"), "{recipe}");
     }
 }
 

@@ -28,8 +28,12 @@ pub(super) fn of_path(trainer: Trainer, setting: &Setting) -> Option<Outcome> {
 
 /// Returns what `values.toml` says of a value under a name; `None` if the name is not there.
 pub(super) fn named(trainer: Trainer, name: &str, value: &Value) -> Option<Outcome> {
-    let sections = [&format!("{trainer:?}"), "any"].map(|section| TABLE.get(section));
-    let values = sections.into_iter().flatten().find_map(|section| section.get(name)?.as_table())?;
+    in_section(&format!("{trainer:?}"), name, value).or_else(|| in_section("any", name, value))
+}
+
+/// Does the same in one section.
+pub(super) fn in_section(section: &str, name: &str, value: &Value) -> Option<Outcome> {
+    let values = TABLE.get(section)?.get(name)?.as_table()?;
     let result = values.get(&key_of(value)).or_else(|| values.get("*"));
     Some(match result {
         Some(Value::Table(keys)) => Outcome::Set(keys.clone().into_iter().collect()),

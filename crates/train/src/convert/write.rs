@@ -11,8 +11,8 @@ use super::draft::Draft;
 use super::setting::{Remark, of_value};
 
 /// Sections in the order in which recipes are written.
-const SECTIONS: [&str; 11] =
-    ["", "bnb_4bit", "lora", "preference", "data", "train", "eval", "checkpoint", "best", "mlflow", "wandb"];
+const SECTIONS: [&str; 12] =
+    ["", "bnb_4bit", "lora", "preference", "grpo", "data", "train", "eval", "checkpoint", "best", "mlflow", "wandb"];
 
 impl Draft {
     /// Returns the recipe, and the line of each key in it.

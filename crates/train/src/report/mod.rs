@@ -1,16 +1,18 @@
 //! The report of a run: one self-contained HTML page with plots, built from the files of the run folder.
 //!
 //! A run writes it when it ends or is stopped, and `firebrick report` writes it again, also during a run. It is built only from `metrics.jsonl`,
-//! `plan.toml`, `summary.json` and `config.toml`, so a page never shows more than the folder contains.
+//! `plan.toml`, `summary.json`, `config.toml` and `rounds/`, so a page never shows more than the folder contains.
 
 mod page;
 mod record;
+mod samples;
 
 use std::path::{Path, PathBuf};
 
 use firebrick_trainer::storage::write_atomically;
 
 pub use record::{ReportError, RunRecord};
+pub use samples::Round;
 
 /// Name of the page in a run folder.
 pub const REPORT: &str = "report.html";

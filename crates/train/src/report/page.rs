@@ -1,9 +1,10 @@
-//! The page: facts, plots, the planned memory part by part, every decision with its reason, and the recipe.
+//! The page: facts, plots, samples with their rewards, the planned memory part by part, every decision with its reason, and the recipe.
 
 use firebrick_hwprofile::memory::human_bytes;
 use toml::Value;
 
 use super::record::RunRecord;
+use super::samples;
 use crate::page::{Block, Column, Page, Table};
 use crate::plot::{Axis, Plot, Reference, Scale, Series, short};
 use firebrick_trainer::console::grouped;
@@ -14,6 +15,7 @@ pub(super) fn render(run: &RunRecord) -> String {
     let mut blocks = vec![Block::Table(Table::of_pairs(facts(run)))];
     let figures = |plots: Vec<Plot>| Block::Plots(plots.iter().map(Plot::figure).collect());
     blocks.extend([Block::heading("Training"), figures(training(run))]);
+    blocks.extend(samples::blocks(&run.rounds, &run.reward_names()));
     let machine = machine(run);
     if machine.iter().any(|plot| !plot.figure().is_empty()) {
         blocks.extend([Block::heading("Machine"), figures(machine)]);
@@ -34,7 +36,7 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
         (_, None) => None,
     };
     let held_out = |name: &str| (run.summed(&format!("{name}_before")), run.summed(&format!("{name}_after")));
-    let [loss, accuracy, exact] = ["eval_loss", "token_accuracy", "exact_match"].map(held_out);
+    let [loss, reward, accuracy, exact] = ["eval_loss", "eval_reward", "token_accuracy", "exact_match"].map(held_out);
     let energy = |joules: f64| format!("{:.3} kWh of the accelerator while training", joules / 3.6e6);
     let percent: fn(f64) -> String = |share| format!("{:.1} %", 100.0 * share);
     let rows = [
@@ -42,10 +44,13 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
         ("model", words("model_folder")),
         ("backend", words("backend").map(|backend| with_compute(run, backend))),
         ("held-out loss", change(loss.0, loss.1, |loss| format!("{loss:.4}"))),
+        ("held-out reward", change(reward.0, reward.1, |reward| format!("{reward:.4}"))),
         ("token accuracy", change(accuracy.0, accuracy.1, percent)),
         ("exact match", change(exact.0, exact.1, percent)),
         ("loss tokens", run.summed("loss_tokens").map(grouped)),
         ("tokens per second", speed(run)),
+        ("sampled tokens per second", run.summed("sampled_per_s").map(grouped)),
+        ("the same without sampling and rewards", run.summed("trained_per_s").map(grouped)),
         ("time", run.summed("wall_s").map(time)),
         ("memory", peak_memory(run)),
         ("energy", run.energy_j().map(energy)),
@@ -108,12 +113,28 @@ fn throttled(run: &RunRecord) -> Option<String> {
 /// Plots what is learned, and how fast.
 fn training(run: &RunRecord) -> Vec<Plot> {
     let one = |title, unit, key: &str, from_zero| plot_of(run, title, unit, &[("", key)], 1.0, from_zero);
-    let mut speed = one("Tokens per second", "", "tokens_per_s", true);
+    let speeds =
+        [("", "tokens_per_s"), ("sampled", "sampled_per_s"), ("without sampling and rewards", "trained_per_s")];
+    let mut speed = plot_of(run, "Tokens per second", "", &speeds, 1.0, true);
     speed.references.extend(planned_speed(run));
+    let rewards = [("training", "reward"), ("held out", "eval_reward")];
+    let shares = [
+        ("cut", "completions/clipped_ratio"),
+        ("groups of equal rewards", "frac_reward_zero_std"),
+        ("clipped above", "clip_ratio/high_mean"),
+    ];
+    let drift =
+        [("mean", "sampling/sampling_logp_difference/mean"), ("largest", "sampling/sampling_logp_difference/max")];
     let answers = [("token accuracy", "token_accuracy"), ("exact match", "exact_match")];
     let waits = [("for tensors from host memory", "restore_wait_ms"), ("for other ranks", "comm_wait_ms")];
     vec![
         plot_of(run, "Loss", "nats", &[("training", "loss"), ("held out", "eval_loss")], 1.0, false),
+        plot_of(run, "Reward", "", &rewards, 1.0, false),
+        one("Tokens of a completion", "", "completions/mean_length", true),
+        plot_of(run, "Shares of completions", "%", &shares, 100.0, true),
+        one("Distance from the reference", "nats", "kl", true),
+        one("Entropy", "nats per token", "entropy", true),
+        plot_of(run, "Training and sampling differ by", "nats", &drift, 1.0, true),
         one("Learning rate", "", "lr", true),
         one("Gradient norm", "before clipping", "grad_norm", true),
         speed,
@@ -224,6 +245,7 @@ mod tests {
                 "eval_loss_after": 0.25}),
             ),
             recipe: Some("name = \"<b>\"".to_owned()),
+            rounds: Vec::new(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Reads the content of a run folder: the lines of metrics, the plan, and the summary of a finished run.
+//! Reads the content of a run folder: the lines of metrics, the plan, the summary of a finished run, and samples.
 //!
 //! Files are read as plain data rather than as the types that wrote them, so that folders of other versions can be shown too.
 
@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use firebrick_trainer::storage::StorageError;
 use serde_json::Value;
+
+use super::samples::{self, Round};
 
 /// The reasons why there is no report.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +37,8 @@ pub struct RunRecord {
     pub summary: Option<Value>,
     /// config.toml, as saved.
     pub recipe: Option<String>,
+    /// Completions with their rewards, of a run that learns from them.
+    pub rounds: Vec<Round>,
 }
 
 impl RunRecord {
@@ -65,6 +69,7 @@ impl RunRecord {
             plan: plan.transpose()?.unwrap_or_default(),
             summary: summary.transpose()?,
             recipe: optional("config.toml"),
+            rounds: samples::read(run),
         })
     }
 
@@ -108,6 +113,17 @@ impl RunRecord {
     pub fn planned_word(&self, decision: &str) -> Option<String> {
         let value = self.plan.get(decision)?.get("value")?;
         Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+    }
+
+    /// Returns the names of the rewards in the plan, in the order of the recipe.
+    pub fn reward_names(&self) -> Vec<String> {
+        const KINDS: [&str; 5] = ["answer", "regex", "json_schema", "length", "command"];
+        let rewards = || self.plan.get("grpo")?.get("value")?.get("rewards")?.as_array();
+        let name = |reward: &toml::Value| {
+            let kind = || KINDS.into_iter().find(|kind| reward.get(kind).is_some());
+            reward.get("name").and_then(toml::Value::as_str).or_else(kind).unwrap_or("reward").to_owned()
+        };
+        rewards().into_iter().flatten().map(name).collect()
     }
 
     /// Returns a number of the summary.

@@ -8,7 +8,9 @@ use serde_json::Value;
 use crate::config::error::ConfigError;
 use crate::config::section::{Rule, rules};
 use crate::config::source::{RIVALS, Source};
-use crate::config::{RunConfig, compute, data_section, eval_section, preference_section, train_section, weights};
+use crate::config::{
+    RunConfig, compute, data_section, eval_section, grpo_section, preference_section, train_section, weights,
+};
 
 /// Refuses the recipe for the first problem found, with the place where it was typed.
 pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
@@ -24,6 +26,7 @@ pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Resu
         train_section::rules(config),
         data_section::rules(config),
         preference_section::rules(config),
+        grpo_section::rules(config),
         eval_section::rules(config),
     ];
     for Rule { holds, key, problem, help } in rules.into_iter().flatten() {

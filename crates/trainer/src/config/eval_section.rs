@@ -7,11 +7,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
-use crate::config::extraction::Extraction;
 use crate::config::section::{
     AboveZero, COUNT, EPOCHS, FACTOR, ROWS, Rule, TOKENS, Whole, ZeroOrMore, rule, rules, section,
 };
 use crate::config::train_section::Interval;
+use crate::extraction::Extraction;
 use crate::metrics::Evaluation;
 
 /// Steps between two checkpoints if the recipe does not set them.
@@ -60,8 +60,8 @@ section! {
     /// `[best]`: the run's `adapter/` or `model/` has the weights of the best evaluation after the first step instead of the last ones, and
     /// the run may end early. Every evaluation that improves is saved; needs `eval.every_steps` or `eval.every_epochs`.
     pub struct BestSection in "best." {
-        /// The number of an evaluation that decides, as metrics.jsonl calls it: "eval_loss", "token_accuracy", "exact_match", or on pairs of
-        /// answers "rewards/margins" or "rewards/accuracies". Default "eval_loss".
+        /// The number of an evaluation that decides, as metrics.jsonl calls it: "eval_loss", "token_accuracy", "exact_match", on pairs of
+        /// answers "rewards/margins" or "rewards/accuracies", and with `[grpo]` "eval_reward". Default "eval_loss".
         metric: BestMetric = BestMetric::EvalLoss;
         /// Whether smaller values are better ("min") or larger ones ("max"). Default: "min" for "eval_loss", "max" for the others.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,6 +91,8 @@ pub enum BestMetric {
     /// The fraction of pairs whose chosen answer has the higher reward.
     #[serde(rename = "rewards/accuracies")]
     Accuracy,
+    /// The mean reward of held-out prompts.
+    EvalReward,
 }
 
 /// `best.mode`.
@@ -112,6 +114,7 @@ impl BestMetric {
             Self::ExactMatch => evaluation.exact_match,
             Self::Margin => evaluation.pairs.map(|pairs| pairs.margin),
             Self::Accuracy => evaluation.pairs.map(|pairs| pairs.accuracy),
+            Self::EvalReward => evaluation.reward,
         }
     }
 
@@ -182,6 +185,7 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
 /// Returns the rules of `[best]`: there are several evaluations, and they have the metric.
 fn best_rules(best: &BestSection, config: &RunConfig) -> Vec<Rule> {
     let (metric, is_of_pairs) = (best.metric, config.preference.is_some());
+    let is_reward = metric == BestMetric::EvalReward;
     rules! {
         "best": config.has_eval_data(),
             "there is nothing to evaluate on" => "add data.eval_path, or data.eval_fraction = 0.05, or remove this section";
@@ -194,5 +198,9 @@ fn best_rules(best: &BestSection, config: &RunConfig) -> Vec<Rule> {
             "needs pairs of answers" => "write \"eval_loss\", or add [preference]";
         "best.metric": metric == BestMetric::EvalLoss || metric.is_of_pairs() == is_of_pairs,
             "is not measured on pairs of answers" => "write \"eval_loss\", \"rewards/margins\" or \"rewards/accuracies\"";
+        "best.metric": is_reward || config.grpo.is_none(),
+            "[grpo] measures the reward of held-out prompts alone" => "write \"eval_reward\"";
+        "best.metric": !is_reward || config.grpo.is_some(),
+            "is measured in learning from rewards alone" => "write \"eval_loss\", or add [grpo]";
     }
 }

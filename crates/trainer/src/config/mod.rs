@@ -13,7 +13,7 @@ mod data_section;
 mod data_source;
 mod error;
 mod eval_section;
-mod extraction;
+mod grpo_section;
 pub mod other_names;
 mod preference_section;
 mod recipe;
@@ -36,12 +36,13 @@ use crate::metrics::{MlflowSection, WandbSection};
 use compute::Compute;
 use section::{Limited, SEED, TOKENS, Whole, section};
 
+pub use crate::extraction::Extraction;
 pub use auto::{Auto, BackendChoice, Choice};
 pub use data_section::DataConfig;
 pub use data_source::SourceConfig;
 pub use error::{ConfigError, RecipePlace};
 pub use eval_section::{BestMetric, BestMode, BestSection, CheckpointConfig, EvalConfig};
-pub use extraction::Extraction;
+pub use grpo_section::GrpoSection;
 pub use preference_section::{LossType, PreferenceLoss, PreferenceSection};
 pub use schema::{KnownKeys, json_schema, known_keys};
 pub use train_section::{Interval, PlannedTrain, RunLength, TrainConfig, Warmup};
@@ -91,6 +92,8 @@ section! {
         lora: Option<LoraConfig> = None;
         /// Train on pairs of a chosen and a rejected answer (DPO, ORPO). Default: absent, every document is trained on by itself.
         preference: Option<PreferenceSection> = None;
+        /// Learn from the model's own completions and their rewards (GRPO). Default: absent.
+        grpo: Option<GrpoSection> = None;
         /// What to train and evaluate on.
         data: DataConfig = DataConfig::default();
         /// The training step and the number of steps.
@@ -125,6 +128,7 @@ impl RunConfig {
         let sections = [self.data.limits(), self.train.limits(), self.eval.limits(), self.checkpoint.limits()];
         let optional = self.preference.iter().map(PreferenceSection::limits);
         let optional = optional.chain(self.bnb_4bit.iter().map(Bnb4bitSection::limits));
+        let optional = optional.chain(self.grpo.iter().map(GrpoSection::limits));
         let optional = optional.chain(self.best.iter().map(BestSection::limits));
         let own = [self.limits(), weights::lora_limits(self.lora.as_ref())];
         own.into_iter().chain(optional).chain(sections).flatten().collect()

@@ -176,12 +176,23 @@ mod tests {
     #[test]
     fn known_keys_hold_every_section() {
         let known = known_keys();
-        for section in
-            ["", "bnb_4bit", "lora", "preference", "data", "train", "eval", "checkpoint", "best", "mlflow", "wandb"]
-        {
+        for section in [
+            "",
+            "bnb_4bit",
+            "lora",
+            "preference",
+            "grpo",
+            "data",
+            "train",
+            "eval",
+            "checkpoint",
+            "best",
+            "mlflow",
+            "wandb",
+        ] {
             assert!(known.contains_key(section), "{section} is missing in {known:?}");
         }
-        assert_eq!(known.len(), 11);
+        assert_eq!(known.len(), 12);
     }
 
     #[test]

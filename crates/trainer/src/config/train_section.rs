@@ -21,7 +21,7 @@ const DEFAULT_WARMUP_RATIO: f64 = 0.03;
 const NEW_WEIGHTS_RATE: f64 = 2e-4;
 /// The default where every weight of a pretrained model trains, as in TRL. Ten times as much destroys what the model knows.
 const PRETRAINED_WEIGHTS_RATE: f64 = 2e-5;
-/// The defaults for pairs of answers, of adapters and of full training: TRL's advice and default for DPO.
+/// The defaults for pairs of answers and for rewards, of adapters and of full training: TRL's advice and defaults.
 const PAIRS_RATES: [f64; 2] = [1e-5, 1e-6];
 
 section! {
@@ -71,7 +71,7 @@ section! {
         /// Rows per step over all ranks, instead of `gradient_accumulation`, which follows from it. Default: absent.
         rows_per_step: Option<usize> = None, Whole(1, MICRO_BATCHES);
         /// Highest learning rate of the schedule. Default 2e-4 for adapters and for weights drawn from the seed, 2e-5 where every
-        /// weight of a pretrained model trains.
+        /// weight of a pretrained model trains; with `[preference]` or `[grpo]` 1e-5 and 1e-6.
         learning_rate: Option<f64> = None, AboveZero(1e30);
         /// Learning rate after the warm-up: "constant", or decreasing to `min_lr` as "linear" or "cosine". Default "cosine".
         schedule: ScheduleKind = ScheduleKind::Cosine;
@@ -165,7 +165,7 @@ impl RunConfig {
     pub fn learning_rate(&self) -> f64 {
         let is_full = self.mode() == Mode::Full;
         let [pairs_adapters, pairs_full] = PAIRS_RATES;
-        self.train.learning_rate.unwrap_or(match (self.preference.is_some(), is_full) {
+        self.train.learning_rate.unwrap_or(match (self.preference.is_some() || self.grpo.is_some(), is_full) {
             (true, false) => pairs_adapters,
             (true, true) => pairs_full,
             (false, true) if self.init == Init::Pretrained => PRETRAINED_WEIGHTS_RATE,

@@ -14,7 +14,7 @@ use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
 /// Sections that mean something by their presence, so a section without keys still needs a value.
-pub(super) const SECTIONS_BY_PRESENCE: [&str; 5] = ["bnb_4bit", "lora", "preference", "mlflow", "wandb"];
+pub(super) const SECTIONS_BY_PRESENCE: [&str; 6] = ["bnb_4bit", "lora", "preference", "grpo", "mlflow", "wandb"];
 
 /// The key of another program whose null means something else than its absence.
 const TELLING_NULL: &str = "max_length";

@@ -83,10 +83,11 @@ impl Console {
                 format!("loss {loss:.4}, reward margin {:.4}, accuracy {:.1} %", pairs.margin, 100.0 * pairs.accuracy)
             }
         });
+        let reward = evaluation.reward.map(|reward| format!("reward {reward:.4}"));
         let tokens = evaluation.token_accuracy.map(|share| format!("token accuracy {:.1} %", 100.0 * share));
         let exact = evaluation.exact_match.map(|share| format!("exact match {:.1} %", 100.0 * share));
         let sets = evaluation.set_losses.iter().map(|(name, loss)| format!("{name} {loss:.4}"));
-        let parts: Vec<String> = loss.into_iter().chain(sets).chain(tokens).chain(exact).collect();
+        let parts: Vec<String> = loss.into_iter().chain(reward).chain(sets).chain(tokens).chain(exact).collect();
         if !parts.is_empty() {
             self.print(&format!("{title}: {}", parts.join(", ")));
         }

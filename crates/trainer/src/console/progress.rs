@@ -7,7 +7,7 @@ use firebrick_hwprofile::human;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::console::escaped;
-use crate::metrics::{EvalMetrics, MetricSink, PairMetrics, StepMetrics};
+use crate::metrics::{EvalMetrics, MetricSink, PairMetrics, PolicyMetrics, StepMetrics};
 use crate::storage::StorageError;
 
 /// Time between two lines if there is no terminal.
@@ -98,9 +98,12 @@ impl MetricSink for Progress {
             self.usage = format!("  {words}");
         }
         let pairs = metrics.pairs.map_or_else(String::new, |pairs| rewards(&pairs));
-        let rate = grouped(metrics.tokens_per_s);
+        let rates = match &metrics.policy {
+            Some(policy) => completions(policy),
+            None => format!("  {} tokens/s", grouped(metrics.tokens_per_s)),
+        };
         let left = self.time_left(metrics.step);
-        let message = format!("loss {:.4}{pairs}  {rate} tokens/s{}{left}", metrics.loss, self.usage);
+        let message = format!("loss {:.4}{pairs}{rates}{}{left}", metrics.loss, self.usage);
         match &mut self.display {
             Display::Bar(bar) => {
                 bar.set_position(metrics.step);
@@ -118,9 +121,10 @@ impl MetricSink for Progress {
         };
         let of_set = |(name, loss): (&String, &f64)| format!("  {name} {loss:.4}");
         self.print(&format!(
-            "step {}: evaluation loss {:.4}{}{}{}{}{}",
+            "step {}: evaluation{}{}{}{}{}{}{}",
             metrics.step,
-            metrics.eval_loss,
+            metrics.eval_loss.map_or_else(String::new, |loss| format!(" loss {loss:.4}")),
+            metrics.eval_reward.map_or_else(String::new, |reward| format!(" reward {reward:.4}")),
             metrics.perplexity.map_or_else(String::new, |perplexity| format!("  perplexity {perplexity:.3}")),
             metrics.sets.iter().map(of_set).collect::<String>(),
             metrics.pairs.map_or_else(String::new, |pairs| rewards(&pairs)),
@@ -165,6 +169,22 @@ impl Lines {
 /// Formats "  margin 0.1200  accuracy 75.0 %".
 fn rewards(pairs: &PairMetrics) -> String {
     format!("  margin {:.4}  accuracy {:.1} %", pairs.margin, 100.0 * pairs.accuracy)
+}
+
+/// Formats "  reward 0.5000  214 tokens  drift 1.2e-3  sampling 5,237 and training 12,345 tokens/s".
+fn completions(policy: &PolicyMetrics) -> String {
+    let late = match policy.timeouts {
+        0 => String::new(),
+        count => format!("  {count} rewards too late"),
+    };
+    format!(
+        "  reward {:.4}{late}  {} tokens  drift {:.1e}  sampling {} and training {} tokens/s",
+        policy.reward,
+        grouped(policy.mean_length),
+        policy.drift,
+        grouped(policy.sampled_per_s),
+        grouped(policy.trained_per_s)
+    )
 }
 
 /// Writes a line; a closed pipe must not end a training run.
@@ -246,6 +266,28 @@ mod tests {
         progress.step(&metrics(2)).unwrap();
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         assert_eq!(text.matches("12,345 tokens/s  GPU 98 %, 650 W, power cap").count(), 2, "{text}");
+    }
+
+    #[test]
+    fn a_line_has_reward_and_both_speeds_of_learning_from_rewards() {
+        let written = Written::default();
+        let mut progress = Progress::lines(1, Box::new(written.clone()));
+        let policy = PolicyMetrics {
+            reward: 0.5,
+            mean_length: 213.6,
+            drift: 0.0012,
+            sampled_per_s: 5237.2,
+            trained_per_s: 23456.0,
+            timeouts: 3,
+            ..PolicyMetrics::default()
+        };
+        progress.step(&StepMetrics { policy: Some(policy), ..metrics(1) }).unwrap();
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(
+            text,
+            "step 1/1  loss 1.2500  reward 0.5000  3 rewards too late  214 tokens  drift 1.2e-3  \
+             sampling 5,237 and training 23,456 tokens/s\n"
+        );
     }
 
     #[test]

@@ -24,6 +24,12 @@ pub struct Summary {
     pub eval_loss_before: Option<f64>,
     /// Held-out loss after the last step.
     pub eval_loss_after: Option<f64>,
+    /// Mean reward of held-out prompts before the first step, in learning from rewards.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_reward_before: Option<f64>,
+    /// The same after the last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_reward_after: Option<f64>,
     /// Fraction of the held-out loss tokens that were the most probable token, before the first step.
     pub token_accuracy_before: Option<f64>,
     /// The same after the last step.
@@ -42,6 +48,12 @@ pub struct Summary {
     pub loss_tokens: u64,
     /// Input tokens per second of training over all resumed parts, without padding and evaluation.
     pub tokens_per_s: f64,
+    /// Tokens sampled per second of sampling over all resumed parts, in learning from rewards; `tokens_per_s` has that time and that of rewards in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sampled_per_s: Option<f64>,
+    /// Input tokens per second without sampling and rewards.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trained_per_s: Option<f64>,
     /// Seconds from start to end, over all resumed parts.
     pub wall_s: f64,
     /// Name of the backend, such as `cuda`.
@@ -76,6 +88,7 @@ impl fmt::Display for Summary {
         };
         let changes = [
             ("held-out loss", [self.eval_loss_before, self.eval_loss_after].map(loss)),
+            ("held-out reward", [self.eval_reward_before, self.eval_reward_after].map(loss)),
             ("token accuracy", [self.token_accuracy_before, self.token_accuracy_after].map(share)),
             ("exact match", [self.exact_match_before, self.exact_match_after].map(share)),
             ("reward margin", of_pairs(|pairs| pairs.margin).map(loss)),
@@ -87,6 +100,10 @@ impl fmt::Display for Summary {
                 [None, Some(after)] => write!(formatter, "\n  {name:<14} {after}")?,
                 [_, None] => {}
             }
+        }
+        if let Some((sampled, trained)) = self.sampled_per_s.zip(self.trained_per_s) {
+            let (sampled, trained) = (grouped(sampled), grouped(trained));
+            write!(formatter, "\n  speeds         sampling {sampled} and training {trained} tokens/s")?;
         }
         write!(formatter, "\n  arithmetic     {}", self.arithmetic)?;
         if let Some(ranks) = &self.ranks {
@@ -111,7 +128,7 @@ impl fmt::Display for Summary {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// Every step was taken.
-    Finished(Summary),
+    Finished(Box<Summary>),
     /// A signal came, or the time is up; everything is saved.
     Interrupted {
         /// Steps taken.
@@ -123,4 +140,23 @@ pub enum Outcome {
         /// The run folder, which `--resume` takes.
         folder: std::path::PathBuf,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn learning_from_rewards_has_both_speeds() {
+        let mut summary = json!({ "steps": 20, "loss_tokens": 5000, "tokens_per_s": 900.0, "wall_s": 60.0, "backend": "cuda",
+            "arithmetic": "all in bfloat16", "weights": "w", "eval_reward_before": 0.05, "eval_reward_after": 0.8 });
+        let shown = |summary: &serde_json::Value| Summary::deserialize(summary).unwrap().to_string();
+        assert!(!shown(&summary).contains("speeds"));
+        (summary["sampled_per_s"], summary["trained_per_s"]) = (json!(5237.4), json!(23456.0));
+        let text = shown(&summary);
+        assert!(text.contains("\n  held-out reward 0.0500 -> 0.8000"), "{text}");
+        assert!(text.contains("\n  speeds         sampling 5,237 and training 23,456 tokens/s\n"), "{text}");
+    }
 }

@@ -64,7 +64,8 @@ fn drop_later_lines(path: &Path, step: u64) -> Result<Option<u64>, StorageError>
         let of_line = parsed["step"].as_u64();
         if of_line.is_none_or(|of_line| of_line <= step) {
             kept.extend_from_slice(line);
-            evaluated = evaluated.max(of_line.filter(|_| parsed.get("eval_loss").is_some()));
+            let is_evaluation = ["eval_loss", "eval_reward"].iter().any(|key| parsed.get(key).is_some());
+            evaluated = evaluated.max(of_line.filter(|_| is_evaluation));
         }
     }
     if kept != text {
@@ -155,6 +156,17 @@ mod tests {
         resumed.step(&step_metrics(4)).unwrap();
         let uninterrupted: String = before.split_inclusive('\n').take(5).collect();
         assert_eq!(fs::read_to_string(&path).unwrap(), uninterrupted);
+    }
+
+    #[test]
+    fn an_evaluation_by_rewards_alone_is_not_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut lines = JsonLines::open(&path, None).unwrap().0;
+        let by_reward = Evaluation { reward: Some(0.5), ..Evaluation::default() };
+        lines.eval(&EvalMetrics::new(2, &by_reward).unwrap()).unwrap();
+        assert_eq!(JsonLines::open(&path, Some(2)).unwrap().1, Some(2));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":2,\"eval_reward\":0.5}\n");
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod jsonl;
 mod memory_meter;
 mod mlflow;
 mod pairs;
+mod policy;
 mod protobuf;
 mod ranks;
 mod tensorboard;
@@ -26,6 +27,7 @@ pub use jsonl::JsonLines;
 pub use memory_meter::{MemoryMeter, MemorySource};
 pub use mlflow::{Mlflow, MlflowError, MlflowSection};
 pub use pairs::PairMetrics;
+pub use policy::PolicyMetrics;
 pub use ranks::{RankMeter, RankMetrics, RankTimes};
 pub use tensorboard::EventWriter;
 pub(crate) use usage_target::usage_target;
@@ -58,6 +60,9 @@ pub struct StepMetrics {
     /// Rewards and log-probabilities, in preference training, where `loss` is a mean over pairs.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<PairMetrics>,
+    /// Rewards and completions, in learning from rewards.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyMetrics>,
     /// Mean auxiliary loss that balances experts, without its weight, if the model trains with it; not part of `loss`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub aux_loss: Option<f64>,
@@ -100,12 +105,14 @@ impl StepMetrics {
         let sometimes = sometimes.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let ranks = self.ranks.iter().flat_map(RankMetrics::scalars);
         let pairs = self.pairs.iter().flat_map(PairMetrics::scalars);
+        let policy = self.policy.iter().flat_map(PolicyMetrics::scalars);
+        let policy = policy.map(|(name, value)| (format!("train/{name}"), value));
         let train =
             always.into_iter().chain(sometimes).chain(pairs).map(|(name, value)| (format!("train/{name}"), value));
         let usage = self.usage.values().map(|(gauge, value)| (format!("usage/{}", gauge.name()), value));
         let throttled = if self.usage.throttle().is_empty() { 0.0 } else { 1.0 };
         let throttled = self.usage.get(Gauge::PowerW).map(|_| ("usage/throttled".to_owned(), throttled));
-        train.chain(ranks).chain(usage).chain(throttled).collect()
+        train.chain(policy).chain(ranks).chain(usage).chain(throttled).collect()
     }
 }
 
@@ -115,7 +122,11 @@ pub struct EvalMetrics {
     /// Steps done before this evaluation.
     pub step: u64,
     /// Mean cross entropy over the loss tokens of the evaluation data, in nats; for pairs, their mean loss.
-    pub eval_loss: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_loss: Option<f64>,
+    /// Mean reward of held-out prompts, in learning from rewards.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_reward: Option<f64>,
     /// `exp(eval_loss)`, if that is a cross entropy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
@@ -134,19 +145,21 @@ pub struct EvalMetrics {
 }
 
 impl EvalMetrics {
-    /// Returns the numbers of an evaluation after `step` steps, with its perplexity; `None` if it has no loss.
+    /// Returns the numbers of an evaluation after `step` steps, with its perplexity; `None` if it has neither loss nor reward.
     pub fn new(step: u64, evaluation: &Evaluation) -> Option<Self> {
-        let Evaluation { loss, token_accuracy, exact_match, pairs, ref set_losses } = *evaluation;
-        let eval_loss = loss?;
+        let Evaluation { loss: eval_loss, reward: eval_reward, token_accuracy, exact_match, pairs, ref set_losses } =
+            *evaluation;
+        eval_loss.or(eval_reward)?;
         let sets = set_losses.iter().map(|(name, loss)| (format!("eval_{name}_loss"), *loss)).collect();
-        let perplexity = pairs.is_none().then(|| eval_loss.exp());
-        Some(EvalMetrics { step, eval_loss, perplexity, token_accuracy, exact_match, pairs, sets })
+        let perplexity = eval_loss.filter(|_| pairs.is_none()).map(f64::exp);
+        Some(EvalMetrics { step, eval_loss, eval_reward, perplexity, token_accuracy, exact_match, pairs, sets })
     }
 
     /// Returns all numbers by name, for sinks that plot: `eval/loss`, ...
     pub fn scalars(&self) -> Vec<(String, f64)> {
         let measured = [
-            ("loss", Some(self.eval_loss)),
+            ("loss", self.eval_loss),
+            ("reward", self.eval_reward),
             ("perplexity", self.perplexity),
             ("token_accuracy", self.token_accuracy),
             ("exact_match", self.exact_match),
@@ -163,6 +176,9 @@ impl EvalMetrics {
 pub struct Evaluation {
     /// Mean cross entropy over the loss tokens, in nats; `None` without held-out rows.
     pub loss: Option<f64>,
+    /// Mean reward of completions of held-out prompts, in learning from rewards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward: Option<f64>,
     /// Fraction of the loss tokens that were the most probable token; `None` without held-out rows.
     pub token_accuracy: Option<f64>,
     /// Fraction of the prompts whose greedy answer counts as the reference; `None` without prompts.

@@ -8,11 +8,11 @@
 use std::path::PathBuf;
 
 use firebrick_arch::{LoraConfig, ModelSpec, Role};
-use firebrick_kernels::{BackendKind, BaseStorage, PairPasses, TrainingShape};
+use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, PairPasses, TrainingShape};
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use serde::Serialize;
 
-use crate::config::{PreferenceLoss, PreferenceSection, RunConfig};
+use crate::config::{GrpoSection, PreferenceLoss, PreferenceSection, RunConfig};
 use crate::error::RunError;
 use crate::plan::wish::Wish;
 use crate::plan::{Chosen, Made};
@@ -164,6 +164,20 @@ pub(super) fn preference(config: &RunConfig) -> Option<Chosen<PreferenceSection>
         }
     };
     Some(Chosen::new(section, why))
+}
+
+/// Returns what completions are learned from, by layers that multiply in this format; `None` where documents are trained on.
+pub(super) fn grpo(config: &RunConfig, gemms: GemmFormat) -> Option<Chosen<GrpoSection>> {
+    let section = config.grpo.clone()?;
+    let sampling = match gemms {
+        GemmFormat::Fp8 => {
+            "; sampling multiplies in 8-bit floats too, whatever its number of rows, with a scale per row: layers round alike in both, which \
+             differ by the order of sums and attention over the cache"
+        }
+        GemmFormat::Compute | GemmFormat::F16 => "",
+    };
+    let why = "the model writes completions, rewards score them, and each step learns from those of its prompts";
+    Some(Chosen::new(section, format!("{why}{sampling}")))
 }
 
 /// Returns the reference of the preference loss; `None` if the loss has none.

@@ -11,7 +11,7 @@ use crate::plan::backend::{activations, choose_backend};
 use crate::plan::inputs::PlanRequest;
 use crate::plan::micro_batch::Rows;
 use crate::plan::wish::{Wish, bytes};
-use crate::plan::{Chosen, Made, adapter, disk, fit, forecast, memory_choices, schedule, shapes};
+use crate::plan::{Chosen, Made, adapter, answers, disk, fit, forecast, memory_choices, schedule, shapes};
 
 impl<'a> Made<'a> {
     /// Decides everything about a run whose steps have these rows.
@@ -46,6 +46,7 @@ impl<'a> Made<'a> {
             zero_stage,
             documents_per_row: data.documents_per_row,
             price_per_hour: request.price_per_hour,
+            round: answers::Round::of(wish),
         };
         let forecast = forecast::forecast(&case, &training, &estimate, extent);
         let every = schedule::whole_steps(config.checkpoint_interval(), data.rows, per_step);

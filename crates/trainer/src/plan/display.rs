@@ -79,6 +79,11 @@ pub(super) fn preference(plan: &Plan, _: &Value) -> Option<String> {
     })
 }
 
+pub(super) fn grpo(plan: &Plan, _: &Value) -> Option<String> {
+    let section = &plan.grpo.as_ref()?.value;
+    Some(format!("{} of {}", to_name(&section.loss_type), section.num_generations))
+}
+
 pub(super) fn best(plan: &Plan, _: &Value) -> Option<String> {
     let section = &plan.best.as_ref()?.value;
     let end = section.patience.map_or(String::new(), |patience| format!(", patience {patience}"));

@@ -8,15 +8,19 @@ use firebrick_hwprofile::forecast::{ALLOWANCE, HostSide, Range, RunCost, Shares,
 use firebrick_hwprofile::human::{human_energy, human_range, human_seconds};
 use firebrick_hwprofile::memory::MemoryEstimate;
 use firebrick_hwprofile::peaks::MeasuredPeaks;
+use firebrick_hwprofile::roofline::Work;
 use firebrick_hwprofile::scaling::{EIGHT_BY_400_GBIT, Links, Network, RankStep, Sharding, copies_slowed_by};
 use firebrick_hwprofile::spec::{Engine, HardwareKind, MathFormat};
 use firebrick_hwprofile::tuning::{FlashAttention, HardwareConfig, get_optimal_config};
-use firebrick_kernels::{BackendKind, GemmFormat, TrainingShape, cuda_launches, step_work};
+use firebrick_kernels::{
+    BackendKind, GemmFormat, TrainingShape, answering_launches, answering_work, cuda_launches, step_work,
+};
 use firebrick_parallel::BUCKET_BYTES;
 use firebrick_precision::FloatType;
 use serde::Serialize;
 
 use crate::config::ZeroStage;
+use crate::plan::answers::Round;
 use crate::plan::{Chosen, fit};
 
 /// The cost of a run.
@@ -30,6 +34,9 @@ pub struct Forecast {
     /// accelerator's links.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communication_seconds: Option<Chosen<Range>>,
+    /// Seconds per step in which a rank samples completions as long as they may be; part of `step_seconds`. `None` where none are learned from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sampling_seconds: Option<Chosen<Range>>,
     /// Tokens per second of all ranks, padding included.
     pub tokens_per_second: Chosen<Range>,
     /// Seconds of all steps.
@@ -64,8 +71,9 @@ impl Forecast {
             ("energy", self.energy_kwh.value.map_or_else(unknown, human_energy), &self.energy_kwh.reason),
             ("cost", self.cost.value.map_or_else(unknown, human_range), &self.cost.reason),
         ];
-        if let Some(exposed) = &self.communication_seconds {
-            lines.push(("exposed communication", human_seconds(exposed.value), &exposed.reason));
+        let parts = [("exposed communication", &self.communication_seconds), ("sampling", &self.sampling_seconds)];
+        for (name, part) in parts {
+            lines.extend(part.iter().map(|part| (name, human_seconds(part.value), part.reason.as_str())));
         }
         lines
     }
@@ -86,6 +94,8 @@ pub(super) struct RunLength {
     pub(super) documents_per_row: usize,
     /// Price of the machine per hour.
     pub(super) price_per_hour: Option<f64>,
+    /// What a rank samples; `None` if it learns from no completions.
+    pub(super) round: Option<Round>,
 }
 
 /// Returns the forecast of a run; `None` on a processor, and on an accelerator whose peaks are unknown.
@@ -98,9 +108,11 @@ pub(super) fn forecast(
     let card = case.card()?;
     let spec = card.spec;
     let measured = case.profile.measured_peaks(&case.backend.to_string(), &card.name);
-    let mut step = step_time(case, training, estimate, extent, Rated { spec: spec.as_ref(), measured })?;
+    let rated = Rated { spec: spec.as_ref(), measured };
+    let mut step = step_time(case, training, estimate, extent, rated)?;
     let communication = spec.as_ref().and_then(|spec| communication(case, training, &step, extent, spec));
-    if let Some(Chosen { value, .. }) = &communication {
+    let sampling = extent.round.and_then(|round| sampling(case, training, round, rated));
+    for Chosen { value, .. } in communication.iter().chain(&sampling) {
         step.seconds = Range { lower: step.seconds.lower + value.lower, upper: step.seconds.upper + value.upper };
     }
     let RunLength { steps, price_per_hour, .. } = extent;
@@ -121,6 +133,7 @@ pub(super) fn forecast(
         machine: Chosen::new(machine, machine_reason(spec.as_ref(), measured, case.profile.named.is_some())),
         step_seconds: Chosen::new(step.seconds, step_reason(&step, spec.as_ref(), measured, config, case.backend)),
         communication_seconds: communication,
+        sampling_seconds: sampling,
         tokens_per_second: Chosen::new(run.tokens_per_s, format!("{tokens} tokens per step, padding included")),
         run_seconds: Chosen::new(run.seconds, format!("{steps} steps, without evaluation, checkpoints and loading")),
         energy_kwh: Chosen::new(run.energy_kwh, energy_reason),
@@ -194,6 +207,27 @@ struct Rated<'a> {
     measured: Option<&'a MeasuredPeaks>,
 }
 
+impl Rated<'_> {
+    /// Returns the time of work in the formats of a run; `None` if no rate of its format is known.
+    fn time(self, case: &fit::Case<'_>, training: &TrainingShape, work: &Work, host: HostSide) -> Option<StepTime> {
+        let (format, wgpu) = match (case.backend, training.gemms) {
+            (BackendKind::Wgpu, GemmFormat::F16) => (Some(MathFormat::F16), Some(Shares::WGPU_HALF)),
+            (BackendKind::Wgpu, _) => (None, Some(Shares::WGPU)),
+            _ => (None, None),
+        };
+        let format = format.unwrap_or(match training.compute {
+            FloatType::F32 => MathFormat::F32,
+            FloatType::F16 => MathFormat::F16,
+            FloatType::Bf16 => MathFormat::Bf16,
+        });
+        let at_measured = self.measured.and_then(|peaks| StepTime::at_measured(work, host, self.spec, format, peaks));
+        at_measured.or_else(|| {
+            let spec = self.spec?;
+            StepTime::of(work, host, spec, format, wgpu.unwrap_or_else(|| Shares::of_library(spec)))
+        })
+    }
+}
+
 /// Returns the range of a step: from rows of many documents, whose attention is short, to rows of one.
 fn step_time(
     case: &fit::Case<'_>,
@@ -211,29 +245,33 @@ fn step_time(
             _ => 0.0,
         },
     };
-    let (format, wgpu) = match (case.backend, training.gemms) {
-        (BackendKind::Wgpu, GemmFormat::F16) => (Some(MathFormat::F16), Some(Shares::WGPU_HALF)),
-        (BackendKind::Wgpu, _) => (None, Some(Shares::WGPU)),
-        _ => (None, None),
-    };
-    let format = format.unwrap_or(match training.compute {
-        FloatType::F32 => MathFormat::F32,
-        FloatType::F16 => MathFormat::F16,
-        FloatType::Bf16 => MathFormat::Bf16,
-    });
     let with_documents = |tokens: f64| {
         let work = step_work(case.spec, training, extent.micro_batches, tokens);
-        let at_measured =
-            rated.measured.and_then(|peaks| StepTime::at_measured(&work, host, rated.spec, format, peaks));
-        at_measured.or_else(|| {
-            let spec = rated.spec?;
-            StepTime::of(&work, host, spec, format, wgpu.unwrap_or_else(|| Shares::of_library(spec)))
-        })
+        rated.time(case, training, &work, host)
     };
     let shortest = with_documents(training.row_len as f64 / extent.documents_per_row.max(1) as f64)?;
     let longest = with_documents(training.longest_document.min(training.row_len) as f64)?;
     let seconds = Range { lower: shortest.seconds.lower, upper: longest.seconds.upper.max(shortest.seconds.upper) };
     Some(StepTime { seconds, ..shortest })
+}
+
+/// Returns the time of a step in which a rank samples completions that are as long as they may be.
+fn sampling(case: &fit::Case<'_>, training: &TrainingShape, round: Round, rated: Rated<'_>) -> Option<Chosen<Range>> {
+    let Round { answers, new_tokens, steps } = round;
+    let launches = match case.backend {
+        BackendKind::Cuda => answering_launches(case.spec, training, new_tokens),
+        _ => 0.0,
+    };
+    let work = answering_work(case.spec, training, &answers, new_tokens);
+    let time = rated.time(case, training, &work, HostSide { bytes: 0.0, launches })?;
+    let bound = if time.bound == StepBound::Math { "arithmetic" } else { "memory traffic" };
+    let shared = if steps > 1 { format!(", once in {steps} steps") } else { String::new() };
+    let why = format!(
+        "of a step: {} completions of up to {new_tokens} tokens on a rank{shared}; at least, at the peaks, {bound} where all are so long; \
+         shorter ones take less",
+        answers.prompts
+    );
+    Some(Chosen::new(time.seconds.times(1.0 / steps as f64), why))
 }
 
 /// The part of the time of copies to the host by which they slow the work that they run next to.
@@ -250,6 +288,7 @@ pub(super) fn compared_seconds(case: &fit::Case<'_>, training: &TrainingShape, d
         zero_stage: ZeroStage::NONE,
         documents_per_row,
         price_per_hour: None,
+        round: None,
     };
     let card = case.card();
     let spec = card.and_then(|card| card.spec);

@@ -9,7 +9,7 @@ use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::Recompute;
 use serde::{Deserialize, Serialize};
 
-use crate::config::RunConfig;
+use crate::config::{GrpoSection, RunConfig};
 
 /// The rows that a run trains on, as far as a plan depends on them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +42,25 @@ impl DataShape {
             loss_tokens_per_row: max_loss_tokens_per_row(data),
             has_chats,
             report: report.to_string(),
+        }
+    }
+
+    /// Returns the shape of the completions of prompts: as many rows as there may be, and as long as they may be.
+    pub fn of_completions(self, grpo: &GrpoSection, config: &RunConfig) -> Self {
+        let (row_len, generations) = (config.max_seq_len, grpo.num_generations);
+        let report = format!(
+            "completions of up to {} tokens, {generations} for each of {}",
+            grpo.max_completion_length,
+            grouped(&self.rows.to_string()) + " prompts"
+        );
+        Self {
+            rows: self.rows * generations,
+            row_len,
+            longest_document: (self.longest_document + grpo.max_completion_length).min(row_len),
+            documents_per_row: if config.pack { row_len.div_ceil(4) } else { 2 },
+            loss_tokens_per_row: row_len,
+            report,
+            ..self
         }
     }
 

@@ -45,7 +45,7 @@ use firebrick_precision::FloatType;
 use serde::Serialize;
 
 use crate::chosen::{KeyRow, OnResume};
-use crate::config::{BestSection, Init, PlannedTrain, PreferenceSection, RunConfig, ZeroStage};
+use crate::config::{BestSection, GrpoSection, Init, PlannedTrain, PreferenceSection, RunConfig, ZeroStage};
 use crate::error::RunError;
 use crate::metrics::{MlflowSection, WandbSection};
 use display::Words;
@@ -206,6 +206,9 @@ plan! {
     /// What pairs of answers are trained for; none where documents are trained on one by one.
     preference: Option<Chosen<PreferenceSection>> = adapter::preference(made.wish.recipe),
         shown "preference" as preference, identifies "preference";
+    /// What completions are learned from; none where documents are trained on.
+    grpo: Option<Chosen<GrpoSection>> = adapter::grpo(made.wish.recipe, made.gemms.value),
+        shown "grpo" as grpo, identifies "grpo";
     /// Where the reference of that loss comes from.
     reference: Option<Chosen<PlannedReference>> = adapter::reference(made.wish.recipe), shown "reference" as plain;
     /// Which kernels compute attention, where that follows from the model alone.

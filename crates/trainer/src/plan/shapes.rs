@@ -101,7 +101,7 @@ impl<'a> Basis<'a> {
             offload,
             loss_tokens_per_row: data.loss_tokens_per_row,
             loss_chunk_tokens: config.train.loss_chunk_tokens,
-            evaluation: answers::evaluation(config),
+            evaluation: answers::evaluation(self.wish),
             divided: self.divided,
             pairs: adapter::passes(config),
         }

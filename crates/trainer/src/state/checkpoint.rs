@@ -52,6 +52,9 @@ pub struct RunState {
     pub step_s: f64,
     /// Input tokens of those steps over all ranks, without padding.
     pub step_tokens: u64,
+    /// What rounds took so far, in learning from rewards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounds: Option<RoundTimes>,
     /// The state of dynamic loss scaling; `None` without it.
     pub loss_scale: Option<LossScaleState>,
     /// Mean losses of the last steps, oldest first: the summary's training loss.
@@ -80,6 +83,17 @@ pub struct RunState {
     pub identity: RunIdentity,
     /// Settings that may change when a run continues.
     pub settings: RunSettings,
+}
+
+/// What the rounds of a run took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RoundTimes {
+    /// Tokens that all ranks have sampled.
+    pub sampled_tokens: u64,
+    /// Seconds of sampling.
+    pub sampling_s: f64,
+    /// Seconds of steps before their passes: sampling, rewards and log-probabilities.
+    pub all_s: f64,
 }
 
 /// The weights that train, and so are saved, with the files that are saved next to them.

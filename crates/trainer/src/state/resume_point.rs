@@ -120,6 +120,7 @@ mod tests {
             wall_s: 0.25,
             step_s: 0.125,
             step_tokens: 9,
+            rounds: None,
             loss_scale: None,
             last_losses: vec![1.5],
             before: Evaluation { loss: Some(2.0), ..Evaluation::default() },

@@ -75,8 +75,13 @@ fn store(stored: Tensor<Flex, 2>, new: Tensor<Flex, 2>, tokens: &CachedTokens<Fl
     let (width, new) = (new.dims()[1], Floats::of(new));
     in_place(stored, |stored| {
         for (sequence, in_pass) in tokens.in_pass() {
-            let [to, from] = [sequence.rows(), in_pass].map(|rows| rows.start * width..rows.end * width);
-            stored[to].copy_from_slice(&new.values()[from]);
+            let mut from = in_pass.start * width;
+            for rows in sequence.new_rows() {
+                let to = rows.start * width..rows.end * width;
+                let own = from..from + to.len();
+                from = own.end;
+                stored[to].copy_from_slice(&new.values()[own]);
+            }
         }
     })
 }

@@ -68,10 +68,10 @@ fn scored(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, row
 
 /// Returns the lines for prompts and their answers, just before the last token.
 fn answered(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, answers: &Answers) -> Vec<MemoryLine> {
-    let &Answers { prompts, tokens, longest } = answers;
+    let &Answers { prompts, tokens, read, longest } = answers;
     let value = training.activation_bytes();
-    // All prompts are read in one pass; later passes have one token each. A cache has rows for all tokens from the start.
-    let pass = TrainingShape { micro_batch_size: 1, row_len: tokens, ..training.clone() };
+    // Passes after those over prompts have one token each. A cache has rows for all tokens from the start.
+    let pass = TrainingShape { micro_batch_size: 1, row_len: read.max(prompts), ..training.clone() };
     let caches = model.layers.iter().map(|layer| layer.mixer.cache());
     let cached: usize = caches.map(|cache| tokens * cache.per_token + prompts * cache.per_sequence).sum();
     let mut lines = forward(backend, model, &pass);
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn caches_of_many_long_answers_count_every_token_once() {
         let training = qlora(1, Recompute::Full);
-        let answers = Answers { prompts: 64, tokens: 64 * 3000, longest: 3500 };
+        let answers = Answers { prompts: 64, tokens: 64 * 3000, read: 64 * 3000, longest: 3500 };
         let shape = with(&training, EvaluatedRows::None, vec![answers]);
         for (backend, scores) in [(BackendKind::Cuda, 0), (BackendKind::Candle, 3 * 4 * 32 * 3500 * 3500)] {
             let estimate = estimate(backend, &llama_3_1_8b(), &shape);

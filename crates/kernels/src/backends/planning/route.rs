@@ -24,6 +24,8 @@ pub(in crate::backends) const MAX_MODULES: usize = 4;
 const MAX_FEW_ROWS: usize = 64;
 /// The same limit for weights in the compute format without adapters; with more rows the library's GEMM is as fast.
 const MAX_FEW_DENSE_ROWS: usize = 8;
+/// The same if the weights are on the device in the compute format as well.
+const MAX_FEW_KEPT_ROWS: usize = 16;
 /// Inner columns that a lane of those kernels loads at once, as in `weight_values.cu`.
 const FEW_ROWS_CHUNK: usize = 32;
 /// What widths and ranks of experts must be multiples of, so that all rows lie on the 16-byte grid; and their widths in 8-bit codes.
@@ -73,6 +75,8 @@ pub(in crate::backends) struct RouteContext {
     pub has_wgmma: bool,
     /// Rows of a forward without a backward; 0 if a backward follows.
     pub forward_rows: usize,
+    /// Whether weights in the compute format stay on the device.
+    pub keeps_weights: bool,
 }
 
 /// The form in which a group's weights reach its GEMMs.
@@ -230,6 +234,7 @@ impl Route {
                 shared_bytes: training.shared_bytes,
                 has_wgmma: training.has_wgmma,
                 forward_rows: 0,
+                keeps_weights: false,
             },
         )
     }
@@ -356,6 +361,7 @@ fn few_rows(group: &GroupShape, context: RouteContext) -> usize {
     match (is_taken, is_bare) {
         (false, _) => 0,
         (true, true) => MAX_FEW_DENSE_ROWS,
+        (true, false) if context.keeps_weights => MAX_FEW_KEPT_ROWS,
         (true, false) => MAX_FEW_ROWS,
     }
 }
@@ -382,6 +388,7 @@ mod tests {
         shared_bytes: 232_448,
         has_wgmma: true,
         forward_rows: 0,
+        keeps_weights: false,
     };
     const IN_FP8: RouteContext = RouteContext { gemms: GemmFormat::Fp8, ..H100 };
 
@@ -517,6 +524,8 @@ mod tests {
         assert_eq!(route(65), route(0));
         let bare = Route::new(&qkv(NF4, 0), RouteContext { forward_rows: 1, ..H100 });
         assert_eq!((bare.weight, bare.adapters), (WeightRoute::FewRows, AdapterRoute::None));
+        let in_fp8 = |forward_rows| Route::new(&down(16), RouteContext { forward_rows, ..IN_FP8 });
+        assert_eq!(in_fp8(1), in_fp8(0), "8-bit floats at any number of rows");
     }
 
     #[test]

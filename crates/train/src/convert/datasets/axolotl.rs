@@ -9,8 +9,9 @@ use crate::convert::setting::Outcome::{self, Left, NotNeeded, Set};
 use crate::convert::setting::{Setting, nothing_does};
 use crate::convert::values;
 
-/// Returns a source of axolotl's list; what is a key for all sources goes into the draft if `entries` agree.
-pub(super) fn source(entry: &Table, entries: &[&Table], setting: &Setting, is_pairs: bool, draft: &mut Draft) -> Table {
+/// Returns a source of axolotl's list; what is a key for all sources goes into the draft if `entries` agree. `of`: " of pairs", " of prompts", or
+/// nothing.
+pub(super) fn source(entry: &Table, entries: &[&Table], setting: &Setting, of: &str, draft: &mut Draft) -> Table {
     let mut source = Table::new();
     for (key, value) in entry {
         let at = Setting { path: format!("{}.{key}", setting.path), value: value.clone(), line: setting.line };
@@ -18,7 +19,7 @@ pub(super) fn source(entry: &Table, entries: &[&Table], setting: &Setting, is_pa
             source.insert(key.clone(), name.into());
         }
         let is_common = entries.iter().all(|other| other.get(key) == Some(value));
-        match of_entry(key, &at, entry, is_pairs) {
+        match of_entry(key, &at, entry, of) {
             Set(keys) if keys.iter().any(|(key, _)| key.starts_with("data.")) && !is_common => {
                 let reason = format!("a key for all sources here, and they differ: {}", keys[keys.len() - 1].0);
                 if keys.iter().any(|(key, _)| is_decisive(key)) {
@@ -48,7 +49,7 @@ pub(super) fn source(entry: &Table, entries: &[&Table], setting: &Setting, is_pa
 }
 
 /// Returns what becomes of a key of a data set of axolotl's; keys without a section are those of the source.
-fn of_entry(key: &str, at: &Setting, entry: &Table, is_pairs: bool) -> Outcome {
+fn of_entry(key: &str, at: &Setting, entry: &Table, of: &str) -> Outcome {
     let value = &at.value;
     let text = value.as_str().unwrap_or_default();
     let is_format = |name: &str| matches!(name, "json" | "csv" | "parquet" | "text" | "arrow");
@@ -75,8 +76,8 @@ fn of_entry(key: &str, at: &Setting, entry: &Table, is_pairs: bool) -> Outcome {
         "message_property_mappings" => put("fields", value.clone()),
         "roles" => put("roles", roles(value).into()),
         _ => {
-            let name = if key == "type" && is_pairs { "datasets.type of pairs" } else { &format!("datasets.{key}") };
-            values::named(Trainer::Axolotl, name, value).unwrap_or_else(|| nothing_does(value))
+            let name = format!("datasets.{key}{}", if key == "type" { of } else { "" });
+            values::named(Trainer::Axolotl, &name, value).unwrap_or_else(|| nothing_does(value))
         }
     }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use super::draft::Draft;
-use super::kind::Trainer;
+use super::kind::{Trainer, is_grpo};
 use super::setting::Outcome::{self, Left, Set, Source};
 use super::setting::{Setting, needless, number, text_of};
 
@@ -19,9 +19,9 @@ const DATASET_DIR: &str = "data";
 
 /// Returns what becomes of a setting about data; `None` for any other.
 pub(super) fn outcome(setting: &Setting, all: &[Setting], draft: &mut Draft, file: &Path) -> Option<Outcome> {
-    let (set, is_pairs) = match &*setting.path {
-        "datasets" | "pretraining_dataset" => (0, is_pairs(all)),
-        "test_datasets" => (1, is_pairs(all)),
+    let set = match &*setting.path {
+        "datasets" | "pretraining_dataset" => 0,
+        "test_datasets" => 1,
         "dataset" | "dataset_name" | "train_dataset" => return Some(by_name(setting, all, draft, file, 0)),
         "eval_dataset" | "val_dataset" => return Some(by_name(setting, all, draft, file, 1)),
         "dataset_test_split" => return Some(test_split(setting.value.as_str(), all)),
@@ -40,8 +40,13 @@ pub(super) fn outcome(setting: &Setting, all: &[Setting], draft: &mut Draft, fil
     if entries.len() < list.len() {
         return Some(Left("every data set is a mapping with a path; write the others as [[data.sources]]".to_owned()));
     }
+    let of = match (is_pairs(all), is_grpo(all, draft.trainer)) {
+        (true, _) => " of pairs",
+        (_, true) => " of prompts",
+        _ => "",
+    };
     for entry in &entries {
-        let mut source = axolotl::source(entry, &entries, setting, is_pairs, draft);
+        let mut source = axolotl::source(entry, &entries, setting, of, draft);
         if setting.path == "pretraining_dataset" {
             source.insert("format".to_owned(), "text".into());
         }

@@ -4,17 +4,16 @@
 
 mod adapter;
 mod cards;
+pub(super) mod grpo;
 mod schedule;
 
 use std::path::Path;
-use std::sync::LazyLock;
 
 use firebrick_trainer::config::other_names::{self, Answer};
-use firebrick_trainer::config::{KnownKeys, known_keys};
 use toml::{Table, Value};
 
 use super::datasets;
-use super::draft::Draft;
+use super::draft::{Draft, has_key};
 use super::setting::Outcome::{self, NotNeeded, Set};
 use super::setting::{Setting, has, is_true, left, needless, nothing_does, number, set, text_of, unless_off};
 use super::values::{self, plain_number};
@@ -38,6 +37,9 @@ pub(super) fn takes_whole(path: &str) -> bool {
 /// Translates one setting of `all`; dataset settings go straight into `draft`.
 pub(super) fn outcome(setting: &Setting, all: &[Setting], draft: &mut Draft, file: &Path) -> Outcome {
     let trainer = draft.trainer;
+    if let Some(outcome) = grpo::outcome(setting, all, draft) {
+        return outcome;
+    }
     let mut of_path = values::of_path(trainer, setting);
     if let (Some(Set(keys)), true) = (&mut of_path, setting.path == "dataset._component_" && has(all, "source")) {
         keys.retain(|(key, _)| key != "data.path");
@@ -164,10 +166,7 @@ fn path_of(name: &str) -> Option<String> {
     if let Some(Answer::Key(path, _)) = other_names::key(name) {
         return Some(path.to_owned());
     }
-    // Made from the whole schema, once.
-    static KNOWN: LazyLock<KnownKeys> = LazyLock::new(known_keys);
-    let has = |section: &&str| KNOWN.get(*section).is_some_and(|keys| keys.iter().any(|key| key == name));
-    let section = SEARCHED.into_iter().find(has)?;
+    let section = SEARCHED.into_iter().find(|section| has_key(section, name))?;
     Some(if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") })
 }
 

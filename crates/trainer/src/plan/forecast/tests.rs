@@ -3,8 +3,10 @@
 use firebrick_hwprofile::peaks::MeasuredGemm;
 use firebrick_hwprofile::spec::{CardClocks, Maker};
 use firebrick_hwprofile::{Gpu, HardwareProfile};
+use firebrick_kernels::Answers;
 
 use super::*;
+use crate::config::{GrpoSection, RunConfig};
 use crate::plan::fixtures::{Example, LLAMA_8B, full_rows, inputs, read_model, read_recipe};
 use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
 
@@ -40,6 +42,47 @@ fn several_ranks_add_the_communication_that_they_do_not_hide() {
     let text = plan_of_ranks(RECIPE, "h100", &[], PlanRequest::default(), 1024).to_string();
     assert!(text.contains("exposed communication") && text.contains("which is an assumption"), "{text}");
     assert!(text.contains("NCCL"), "{text}");
+}
+
+/// Returns the range of a step's time in which completions of `new` tokens are sampled after prompts of 128, by an 8B in NF4.
+fn sampled(groups: usize, each: usize, new: usize, steps: u64) -> Range {
+    let example = Example::on("h100", &[]);
+    let (case, training) = (example.case(), example.training());
+    let answers = Answers::in_groups(groups, each, [128, new], true);
+    let spec = case.card().unwrap().spec;
+    let rated = Rated { spec: spec.as_ref(), measured: None };
+    sampling(&case, &training, Round { answers, new_tokens: new, steps }, rated).unwrap().value
+}
+
+#[test]
+fn text_is_written_at_measured_speeds_of_the_range_of_a_round() {
+    // docs/roofline.md: 256 new tokens after 128.
+    for (sequences, measured) in [(1, [177.7, 208.2]), (64, [5237.0, 5478.0])] {
+        let range = sampled(sequences, 1, 256, 1).divide(256.0 * sequences as f64);
+        assert!(measured.iter().all(|rate| range.contains(*rate)), "{sequences} sequences: {range:?}");
+    }
+}
+
+#[test]
+fn sampling_takes_longer_for_longer_completions_and_is_divided_among_the_steps_of_a_round() {
+    let [short, long, twice] = [(256, 1), (512, 1), (256, 2)].map(|(new, steps)| sampled(8, 8, new, steps));
+    assert!(long.lower > 2.0 * short.lower && long.upper >= 2.0 * short.upper, "{short:?} {long:?}");
+    assert!((twice.lower * 2.0 / short.lower - 1.0).abs() < 1e-9, "{twice:?}");
+}
+
+#[test]
+fn a_step_that_samples_takes_the_time_of_that_too() {
+    let (mut config, model, data) = (read_recipe(RECIPE, &[]), read_model(LLAMA_8B), full_rows(4096));
+    let machine = HardwareProfile::of_machine(AcceleratorSpec::named("h100").unwrap());
+    let plan = |config: &RunConfig| Plan::resolve(inputs(config, &machine, &model, &data)).unwrap();
+    let forecast = |plan: &Plan| plan.forecast.clone().unwrap();
+    let without = plan(&config);
+    config.grpo = Some(GrpoSection::default());
+    let with = plan(&config);
+    let sampling = forecast(&with).sampling_seconds.unwrap().value;
+    let [before, after] = [&without, &with].map(|plan| forecast(plan).step_seconds.value.lower);
+    assert!(sampling.lower > 0.0 && after > 0.99 * before + sampling.lower, "{before} {after}");
+    assert!(with.to_string().contains("\n  sampling ") && !without.to_string().contains("\n  sampling "));
 }
 
 #[test]
@@ -165,6 +208,7 @@ fn forecast_on(profile: HardwareProfile) -> Option<Forecast> {
         zero_stage: ZeroStage::NONE,
         documents_per_row: 1,
         price_per_hour: None,
+        round: None,
     };
     forecast(&case, &training, &estimate, extent)
 }

@@ -147,7 +147,11 @@ impl DataSets {
             let format = input.options.record_format;
             matches!(
                 format,
-                RecordFormat::Chat | RecordFormat::Sharegpt | RecordFormat::Alpaca | RecordFormat::Preference
+                RecordFormat::Chat
+                    | RecordFormat::Sharegpt
+                    | RecordFormat::Alpaca
+                    | RecordFormat::Preference
+                    | RecordFormat::Prompt
             )
         };
         tokenizer.chat_template().is_ok() && self.train.inputs.iter().any(is_chat)
@@ -209,7 +213,12 @@ impl<'a> Reader<'a> {
 
     fn options(&self, source: &SourceConfig) -> EncodeOptions {
         let config = self.config;
-        let record_format = if config.preference.is_some() { RecordFormat::Preference } else { source.format };
+        let record_format = match (&config.preference, &config.grpo) {
+            (Some(_), _) => RecordFormat::Preference,
+            (None, Some(_)) => RecordFormat::Prompt,
+            (None, None) => source.format,
+        };
+        let of_answer = config.grpo.as_ref().map_or(0, |grpo| grpo.max_completion_length);
         EncodeOptions {
             record_format,
             fields: source.field_names().expect("the names were checked when the recipe was read"),
@@ -217,7 +226,7 @@ impl<'a> Reader<'a> {
             roles_to_train: config.data.roles_to_train.clone(),
             train_end_of_turn: config.data.train_end_of_turn,
             overflow: config.data.overflow,
-            ..EncodeOptions::new(config.max_seq_len)
+            ..EncodeOptions::new(config.max_seq_len - of_answer)
         }
     }
 

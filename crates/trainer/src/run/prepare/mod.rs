@@ -4,6 +4,7 @@
 
 pub mod data_sets;
 pub mod plan_for;
+pub mod prompts;
 pub mod together;
 mod weight_notes;
 
@@ -18,6 +19,8 @@ use firebrick_hwprofile::HardwareProfile;
 use firebrick_model::peft::check_adapter;
 use firebrick_model::{Companions, HfFolder, ModelError};
 
+use self::data_sets::ReadSet;
+use self::prompts::PromptColumns;
 use self::weight_notes::{base_note, start_note};
 use crate::config::{Init, RunConfig};
 use crate::console::Console;
@@ -48,12 +51,23 @@ pub struct Prepared {
     pub cache: Option<PathBuf>,
     /// Rows to train on.
     pub train: Arc<PackedDataset>,
+    /// The prompts of those rows and the held-out ones, if the model learns from rewards.
+    pub prompts: Option<Prompts>,
     /// The data to evaluate on.
     pub evaluation: EvaluationSet,
     /// How the answers to sample prompts are chosen.
     pub sampling: ChosenSampling,
     /// Sentences to print about the data, and about a machine that is not this one.
     pub data_notes: Vec<String>,
+}
+
+/// Prompts that the model completes.
+#[derive(Clone, Debug)]
+pub struct Prompts {
+    /// Columns of the documents to train on.
+    pub train: Vec<PromptColumns>,
+    /// Held-out documents and their columns.
+    pub held_out: Option<(DocumentSet, Vec<PromptColumns>)>,
 }
 
 /// Names and contents of the files that are saved with a run and each of its checkpoints.
@@ -120,16 +134,32 @@ pub fn prepare(
 ) -> Result<Prepared, RunError> {
     let profile = request.profile();
     let data = Data::read(&recipe, date, &profile, need, (world_size, length_group))?;
-    let Data { model, folder, adapter, weights, tokenizer, template, cache, held_out, train, shape, mut notes } = data;
+    let Data {
+        model,
+        folder,
+        adapter,
+        weights,
+        tokenizer,
+        template,
+        cache,
+        held_out,
+        train,
+        shape,
+        prompts,
+        mut notes,
+    } = data;
     let inputs = PlanInputs { config: &recipe, profile: &profile, model: &model, data: &shape, world_size, request };
     let mut plan = Plan::resolve(inputs)?.with_folders(folder.clone(), adapter);
+    check_groups(&plan)?;
     // The disk of another machine is unknown.
     let of_disk = if profile.named.is_none() { plan.check_disk()? } else { None };
     plan.warnings.extend(of_disk);
     notes.extend(weights.and_then(|weights| base_note(&weights, &model, &plan)));
     let evaluation = match held_out {
-        Some((documents, names)) => EvaluationSet::new(&plan, &documents, &names, train.options(), &tokenizer)?,
-        None => EvaluationSet::default(),
+        Some((documents, names)) if prompts.is_none() => {
+            EvaluationSet::new(&plan, &documents, &names, train.options(), &tokenizer)?
+        }
+        _ => EvaluationSet::default(),
     };
     notes.extend(evaluation.note());
     let sampling = ChosenSampling::resolve(&folder, None, TypedSampling::default())?;
@@ -154,10 +184,25 @@ pub fn prepare(
         date,
         cache,
         train,
+        prompts,
         evaluation,
         sampling,
         data_notes: notes,
     })
+}
+
+/// Refuses steps whose completions are no whole groups on each rank.
+fn check_groups(plan: &Plan) -> Result<(), RunError> {
+    let Some(grpo) = &plan.grpo else { return Ok(()) };
+    let (generations, ranks, rows) = (grpo.value.num_generations, plan.world_size.value, plan.rows_per_step());
+    if rows.is_multiple_of(generations * ranks) {
+        return Ok(());
+    }
+    Err(RunError::Refused(format!(
+        "train.rows_per_step: a step has {rows} completions on {ranks} rank(s), and each rank needs whole groups of grpo.num_generations = \
+         {generations}: write a multiple of {}",
+        generations * ranks
+    )))
 }
 
 /// What a wish is made from besides its recipe, and what else was read with it.
@@ -176,6 +221,7 @@ struct Data {
     held_out: Option<(DocumentSet, Vec<Option<String>>)>,
     train: Arc<PackedDataset>,
     shape: DataShape,
+    prompts: Option<Prompts>,
     notes: Vec<String>,
 }
 
@@ -217,7 +263,10 @@ impl Data {
             notes.extend(profile.notes.iter().cloned());
         }
         let has_chats = data.has_chats(&tokenizer);
-        let mut ends = end_of_turn::trained(&data.train.documents, &tokenizer);
+        let mut ends = match recipe.grpo {
+            Some(_) => Vec::new(),
+            None => end_of_turn::trained(&data.train.documents, &tokenizer),
+        };
         if ends.is_empty() && has_chats && recipe.data.train_end_of_turn {
             ends.extend(end_of_turn::in_template(&tokenizer)?);
         }
@@ -225,16 +274,31 @@ impl Data {
         model.add_eos_token_ids(tokenizer.chosen_token_id(SpecialToken::Eos));
         tokenizer.chosen_token_id(SpecialToken::Pad).into_iter().for_each(|id| model.set_pad_token_id(id));
         model.add_eos_token_ids(ends);
+        let of_set = |set: &ReadSet| prompts::columns(&set.documents, &set.inputs);
+        let prompts = match (&recipe.grpo, &data.held_out) {
+            (None, _) => None,
+            (Some(_), held_out) => Some(Prompts {
+                train: of_set(&data.train)?,
+                held_out: held_out
+                    .as_ref()
+                    .map(|set| Ok::<_, RunError>((set.documents.clone(), of_set(set)?)))
+                    .transpose()?,
+            }),
+        };
         let mut packing = pack_options(recipe, &tokenizer, data.train.documents.len(), world_size);
         packing.length_group = length_group.or(packing.length_group);
         let train = Arc::new(PackedDataset::new(data.train.documents, packing));
         let shape = DataShape::new(&train, has_chats);
+        let shape = match &recipe.grpo {
+            Some(grpo) => shape.of_completions(grpo, recipe),
+            None => shape,
+        };
         let names = || recipe.data.held_out_sources().into_iter().map(|source| source.name).collect();
         let held_out = data.held_out.map(|set| (set.documents, names()));
         let template = recipe.data.chat_template.as_ref().map(|_| tokenizer.chat_template()).transpose()?;
         let template = template.map(|template| template.source().to_owned());
         let cache = data.train.cache;
-        Ok(Self { model, folder, adapter, weights, tokenizer, template, cache, held_out, train, shape, notes })
+        Ok(Self { model, folder, adapter, weights, tokenizer, template, cache, held_out, train, shape, prompts, notes })
     }
 }
 
@@ -309,9 +373,12 @@ pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer, documents: usize,
     // A group has several steps, so that chance still decides which rows share one, and the data has several groups, of a whole step at least. How a
     // step is divided into micro-batches and over ranks does not matter: a run that ran out of memory goes on with smaller ones.
     let of_step = config.rows_per_step(world_size);
-    let length_group = defaults.length_group.map(|rows| rows.max((4 * of_step).min(of_step.max(documents / 16))));
+    let length_group = defaults
+        .length_group
+        .filter(|_| config.grpo.is_none())
+        .map(|rows| rows.max((4 * of_step).min(of_step.max(documents / 16))));
     PackOptions {
-        pack: config.pack,
+        pack: config.pack && config.grpo.is_none(),
         pad_token_id: tokenizer.pad_token_id(),
         pad_to_multiple_of: config.data.pad_to_multiple_of,
         pairs: config.preference.as_ref().map(|section| PairRows { prompt_loss: section.counts_prompt() }),

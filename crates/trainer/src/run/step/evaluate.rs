@@ -263,7 +263,13 @@ impl HeldOut {
         }
         let exact_match = (!self.prompts.is_empty()).then(|| right_answers as f64 / self.prompts.len() as f64);
         let (loss, token_accuracy) = (Some(loss_sum / tokens as f64), Some(correct / tokens as f64));
-        Ok((!is_stopped).then_some(Evaluation { loss, token_accuracy, exact_match, pairs: None, set_losses }))
+        Ok((!is_stopped).then_some(Evaluation {
+            loss,
+            token_accuracy,
+            exact_match,
+            set_losses,
+            ..Evaluation::default()
+        }))
     }
 
     /// Scores this rank's share of a set's batches: sums the loss and counts the right tokens.

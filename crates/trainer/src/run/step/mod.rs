@@ -10,6 +10,7 @@ pub mod assemble;
 pub mod eval_prompts;
 pub mod evaluate;
 mod outcome;
+pub mod policy;
 pub mod preference;
 
 use std::collections::BTreeMap;
@@ -59,6 +60,8 @@ pub struct StepSettings {
     pub loss_chunk_tokens: usize,
     /// The objective for pairs of answers; `None`: the cross entropy of single documents.
     pub pairs: Option<PairObjective>,
+    /// Whether the loss is summed without the loss scale, as one that the host computes.
+    pub is_scaled_apart: bool,
     /// Weight of the auxiliary loss that balances experts; `None`: the model is trained without it.
     pub router_aux_loss: Option<f64>,
 }
@@ -74,6 +77,7 @@ impl StepSettings {
             dropout_seed: plan.adapter_dropout.as_ref().map(|_| plan.seed.value),
             loss_chunk_tokens: plan.loss_chunk_tokens.value,
             pairs: PairObjective::planned(plan),
+            is_scaled_apart: plan.grpo.is_some(),
             router_aux_loss: plan.router_aux_loss.as_ref().map(|weight| weight.value),
         }
     }
@@ -101,6 +105,17 @@ impl<B: Kernels> Trainer<B> {
     pub fn step_of(&mut self, micro_batches: &[Batch], counts: StepCounts) -> Result<StepOutcome, RunError> {
         assert!(counts.loss_tokens > 0, "a step needs at least one loss token");
         assert!(self.settings.pairs.is_none() || counts.pairs > 0, "a step of preference training needs a pair");
+        self.step_with(counts, micro_batches.len(), |trainer, sink| trainer.micro_batches(micro_batches, counts, sink))
+    }
+
+    /// Takes a step of which `passes` runs this rank's `count` micro-batches: gradients go to the sink, and it returns what
+    /// [`Trainer::micro_batches`] does.
+    fn step_with(
+        &mut self,
+        counts: StepCounts,
+        count: usize,
+        passes: impl FnOnce(&Self, &mut dyn GradientSink<B>) -> Result<Tensor<B, 1>, RunError>,
+    ) -> Result<StepOutcome, RunError> {
         // Waits of an evaluation before this step do not belong to the step.
         drop(B::device_time(self.model.device(), DeviceTime::RankWait));
         let loss_scale = self.optimizer.loss_scale();
@@ -108,12 +123,12 @@ impl<B: Kernels> Trainer<B> {
         let (loss_sum, gradients) = if self.divides_gradients() {
             let contributions = self.model.contributions();
             let mut sink = ShardingSink::<B>::new(&self.ranks, owners.clone(), contributions, BUCKET_BYTES);
-            let loss_sum = self.micro_batches(micro_batches, counts, &mut sink)?;
+            let loss_sum = passes(self, &mut sink)?;
             (loss_sum, sink.finish()?)
         } else {
             let (parameters, contributions) = (self.model.parameters(), self.model.contributions());
             let mut sink = ReducingSink::for_parameters(&self.ranks, contributions, &parameters);
-            let loss_sum = self.micro_batches(micro_batches, counts, &mut sink)?;
+            let loss_sum = passes(self, &mut sink)?;
             (loss_sum, sink.finish()?)
         };
 
@@ -127,6 +142,7 @@ impl<B: Kernels> Trainer<B> {
         let sums: Vec<Tensor<B, 1>> = match self.settings.pairs {
             // The loss scale is only in the weights of the targets.
             Some(_) => (0..PAIR_NUMBERS).map(|number| loss_sum.clone().narrow(0, number, 1)).collect(),
+            None if self.settings.is_scaled_apart => vec![loss_sum],
             None => vec![loss_scale.into_iter().fold(loss_sum, Tensor::div)],
         };
         let numbers = [report.grad_norm].into_iter().chain(sums).chain(aux_loss_sum).chain(report.loss_scale).collect();
@@ -136,7 +152,7 @@ impl<B: Kernels> Trainer<B> {
             step: self.optimizer.steps(),
             loss_tokens: counts.loss_tokens,
             counts,
-            balanced: self.settings.router_aux_loss.map(|_| micro_batches.len() * self.ranks.world_size()),
+            balanced: self.settings.router_aux_loss.map(|_| count * self.ranks.world_size()),
             nll_weight: self.settings.pairs.as_ref().map_or(0.0, |pairs| pairs.nll_weight),
             learning_rate,
             numbers: B::read_later(numbers),
@@ -180,7 +196,7 @@ impl<B: Kernels> Trainer<B> {
                 let count = on_device.targets.count;
                 on_device.targets.weights_m = scale.filter(|_| count > 0).map(|scale| repeated(&scale, count));
                 let gradient_scale = Some(1.0 / counts.loss_tokens as f64);
-                let options = LossOptions { chunk_tokens, gradient_scale, log_probs: false };
+                let options = LossOptions { chunk_tokens, gradient_scale, log_probs: false, temperature: 1.0 };
                 self.model.loss_and_gradients(&on_device, pass, options, sink)
             };
             sum = Some(match sum {

@@ -116,7 +116,12 @@ impl PairObjective {
         (pass, chunk_tokens, loss_scale): (PassOptions, usize, Option<Tensor<B, 1>>),
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 1> {
-        let loss = LossOptions { chunk_tokens, gradient_scale: Some(1.0 / counts.pairs as f64), log_probs: false };
+        let loss = LossOptions {
+            chunk_tokens,
+            gradient_scale: Some(1.0 / counts.pairs as f64),
+            log_probs: false,
+            temperature: 1.0,
+        };
         let nll_factor = self.nll_weight * counts.pairs as f64 / counts.chosen_targets as f64;
         let weights = PairWeights { nll_factor, factor: loss_scale };
         model.pair_loss_and_gradients(pairs, pass, (self.loss, weights), loss, sink)

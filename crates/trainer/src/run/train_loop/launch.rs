@@ -97,7 +97,7 @@ enum Ready {
     /// It trains, from this place.
     Train(Box<Prepared>, StartPoint),
     /// It had taken all of its steps.
-    Ended(Summary),
+    Ended(Box<Summary>),
 }
 
 /// Prepares a run on all ranks, and finds its folder or the checkpoint that it continues from.
@@ -140,7 +140,7 @@ fn ready(options: &RunOptions) -> Result<Ready, RunError> {
     let missing = ranks.all_reduce_count(u64::from(found.is_none()))?;
     if let (Some((summary, note)), 0) = (found, missing) {
         console.print(&note);
-        return Ok(Ready::Ended(summary));
+        return Ok(Ready::Ended(Box::new(summary)));
     }
     Ok(Ready::Train(Box::new(prepared), StartPoint::Resumed(Box::new(point))))
 }

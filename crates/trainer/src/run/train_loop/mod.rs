@@ -5,11 +5,13 @@
 //! Several ranks run this loop in step: rank 0 writes, and all end after the same step. `numbers.rs` handles the numbers, `saving.rs` what is saved.
 //! Trade-off: a step that is not finite is found one step late, but always before anything of it is saved.
 
+mod drift;
 mod first_loss;
 pub(super) mod launch;
 mod numbers;
 mod reference;
 mod resumed;
+mod rounds;
 mod saving;
 mod start;
 pub mod trace;
@@ -25,6 +27,7 @@ use firebrick_kernels::Kernels;
 use firebrick_parallel::{Limits, Ranks, Watchdog};
 
 use self::numbers::{Pending, Unreported, open_sinks, watch_usage};
+use self::rounds::Learner;
 use self::start::{Start, StartPoint, load};
 use self::trace::{AGREE, DATA, HostSpans, QUEUE, TraceSteps};
 use crate::console::{Console, Outcome, Progress};
@@ -57,6 +60,8 @@ struct Run<B: Kernels> {
     /// The file with the log-probabilities of the reference, if they were found.
     reference_file: Option<PathBuf>,
     interrupt: Interrupt,
+    /// Only of a run that learns from rewards.
+    learner: Option<Learner>,
     loader: Loader,
     meter: MemoryMeter,
     /// Only on rank 0, which writes the metrics.
@@ -112,6 +117,7 @@ impl<B: Kernels> Run<B> {
         let reference_file = reference::prepare(&mut prepared, &mut trainer, reference.as_ref(), console)?;
         let Start { folder, state, resumed } =
             Start::new(place, &prepared, &texts, &mut trainer, &weights, reference, console)?;
+        let learner = Learner::open(&prepared, &trainer.model, folder.path().to_owned())?;
         let mut sinks = if trainer.ranks.is_main() {
             open_sinks(&folder, resumed, &state, &prepared.plan)?
         } else {
@@ -133,6 +139,7 @@ impl<B: Kernels> Run<B> {
             folder,
             console,
             interrupt,
+            learner,
             trainer,
             weights,
             sinks,
@@ -172,6 +179,7 @@ impl<B: Kernels> Run<B> {
     /// Takes all steps, or ends early, and saves. Returns whether no signal ended the run before.
     fn take_steps(&mut self) -> Result<bool, RunError> {
         let total = self.prepared.plan.steps.value;
+        self.evaluate_first()?;
         if self.state.evaluation_is_due && self.state.step < total {
             if self.evaluate()? {
                 self.save()?;
@@ -221,6 +229,9 @@ impl<B: Kernels> Run<B> {
     /// Takes one step, with the evaluation and the checkpoint that are due after it. Returns whether a signal ends the run, which is then saved.
     fn advance(&mut self) -> Result<bool, RunError> {
         self.watchdog.step_begins(self.state.step + 1);
+        if self.learner.is_some() {
+            return self.advance_in_round();
+        }
         let started = Instant::now();
         let (micro_batches, cursor) = self.next_micro_batches();
         self.note(DATA, self.state.step + 1, started);
@@ -245,12 +256,36 @@ impl<B: Kernels> Run<B> {
         let seconds = started.elapsed().as_secs_f64();
         self.state.step_s += seconds;
         self.state.step_tokens += tokens;
-        self.pending = Some(Pending { outcome, loss_tokens: self.state.loss_tokens, tokens, seconds, exchanged });
+        let loss_tokens = self.state.loss_tokens;
+        self.pending = Some(Pending { outcome, loss_tokens, tokens, seconds, exchanged, policy: None });
         self.watchdog.step_ends();
         if self.state.step == 1 {
             // Nothing runs next to the first step, so that its loss is shown when it ends.
             self.flush()?;
         }
+        self.after_step()
+    }
+
+    /// Takes one step of a run that learns from rewards, as [`Run::advance`] does.
+    fn advance_in_round(&mut self) -> Result<bool, RunError> {
+        let started = Instant::now();
+        let exchanged = self.trainer.ranks.exchanged();
+        let (outcome, here, policy) = self.step_of_round()?;
+        let (_, tokens) = self.agree_on_step(StepCounts::default(), here)?;
+        let exchanged = self.trainer.ranks.exchanged() - exchanged;
+        self.state.step = outcome.step;
+        self.state.loss_tokens += outcome.loss_tokens;
+        if let Some(previous) = self.pending.take() {
+            self.log(previous)?;
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        self.state.step_s += seconds;
+        self.state.step_tokens += tokens;
+        let (loss_tokens, policy) = (self.state.loss_tokens, Some(policy));
+        self.pending = Some(Pending { outcome, loss_tokens, tokens, seconds, exchanged, policy });
+        self.watchdog.step_ends();
+        // A round begins with the weights that the step before has left, so nothing is gained by waiting.
+        self.flush()?;
         self.after_step()
     }
 

@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 use firebrick_hwprofile::usage::UsageMonitor;
 use firebrick_kernels::Kernels;
 
-use super::Run;
-use super::first_loss;
+use super::{Run, drift, first_loss};
 use crate::console::Console;
 use crate::error::RunError;
 use crate::metrics::{
-    EvalMetrics, Evaluation, EventWriter, JsonLines, MetricSinks, Mlflow, RankMetrics, RankTimes, StepMetrics, Wandb,
-    usage_target,
+    EvalMetrics, Evaluation, EventWriter, JsonLines, MetricSinks, Mlflow, PolicyMetrics, RankMetrics, RankTimes,
+    StepMetrics, Wandb, usage_target,
 };
 use crate::plan::Plan;
 use crate::run::prepare::Prepared;
@@ -38,6 +37,8 @@ pub(super) struct Pending {
     pub(super) seconds: f64,
     /// The part of `seconds` spent in exchanges with other ranks through host memory.
     pub(super) exchanged: Duration,
+    /// Of a run that learns from rewards.
+    pub(super) policy: Option<PolicyMetrics>,
 }
 
 /// The numbers of a step that this rank knows.
@@ -69,9 +70,25 @@ impl<B: Kernels> Run<B> {
         Ok(is_best)
     }
 
+    /// Evaluates a run that learns from rewards before its first step, unless the plan leaves that out.
+    pub(super) fn evaluate_first(&mut self) -> Result<(), RunError> {
+        if self.learner.is_some() && self.state.step == 0 && self.prepared.plan.eval_on_start.value {
+            self.state.before = self.evaluation()?.unwrap_or_default();
+            report_evaluation(&mut self.sinks, 0, &self.state.before);
+        }
+        Ok(())
+    }
+
     /// Evaluates the model as it is; `None` if the run is about to end.
     pub(super) fn evaluation(&mut self) -> Result<Option<Evaluation>, RunError> {
         let (interrupt, sinks) = (&self.interrupt, &mut self.sinks);
+        if let Some(learner) = &mut self.learner {
+            let mut watch = |done: usize, all: usize| {
+                sinks.activity(&Stage::Answers(done, all).to_string());
+                if interrupt.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            return learner.evaluate(&self.trainer.model, &self.prepared, self.state.step, &mut watch);
+        }
         let watch = &mut |stage: Stage| {
             sinks.activity(&stage.to_string());
             if interrupt.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -147,10 +164,14 @@ impl<B: Kernels> Run<B> {
     }
 
     pub(super) fn log(&mut self, pending: Pending) -> Result<(), RunError> {
-        let Pending { outcome, loss_tokens, tokens, seconds, exchanged } = pending;
+        let Pending { outcome, loss_tokens, tokens, seconds, exchanged, mut policy } = pending;
         let StepOutcome { step, learning_rate, .. } = outcome;
         let started = Instant::now();
         let numbers = self.watchdog.waiting_for_device(|| outcome.read());
+        let seconds = match &mut policy {
+            Some(policy) => self.complete(policy, step, tokens, [seconds, started.elapsed().as_secs_f64()]),
+            None => seconds,
+        };
         if !self.trainer.ranks.is_exact_after_loss() {
             self.trainer.ranks.check("a step")?;
         }
@@ -184,6 +205,7 @@ impl<B: Kernels> Run<B> {
                 memory_bytes: self.meter.sample(),
                 loss_scale: numbers.loss_scale.map(f64::from),
                 pairs: numbers.pairs,
+                policy,
                 aux_loss: numbers.aux_loss.map(f64::from),
                 restore_wait_ms: waits.then_some(f64::from(numbers.restore_wait_ms)),
                 comm_wait_ms: (!is_alone).then_some(times.comm_wait),
@@ -198,6 +220,20 @@ impl<B: Kernels> Run<B> {
             self.report_alone();
         }
         Ok(())
+    }
+
+    /// Completes the numbers of a step of learning from rewards, and warns of drift once. No other step is in flight, so the seconds `waited` for its
+    /// end belong to it. Returns its whole time.
+    fn complete(&mut self, policy: &mut PolicyMetrics, step: u64, tokens: u64, [queued, waited]: [f64; 2]) -> f64 {
+        self.state.step_s += waited;
+        policy.trained_per_s = tokens as f64 / (queued + waited - policy.round_s);
+        if let Some(learner) = self.learner.as_mut().filter(|learner| !learner.has_warned)
+            && let Some(warning) = drift::warning(&self.prepared.plan, step, policy)
+        {
+            learner.has_warned = true;
+            self.console.print(&warning);
+        }
+        queued + waited
     }
 
     /// Reports a skipped step. An overflow ends the run if no loss scale avoids it, or if there is no loss scaling.

@@ -216,6 +216,8 @@ impl<B: Kernels> Run<B> {
             train_loss: mean(&self.state.last_losses),
             eval_loss_before: self.state.before.loss,
             eval_loss_after: after.loss,
+            eval_reward_before: self.state.before.reward,
+            eval_reward_after: after.reward,
             token_accuracy_before: self.state.before.token_accuracy,
             token_accuracy_after: after.token_accuracy,
             exact_match_before: self.state.before.exact_match,
@@ -223,7 +225,12 @@ impl<B: Kernels> Run<B> {
             pairs_before: self.state.before.pairs.map(Box::new),
             pairs_after: after.pairs.map(Box::new),
             loss_tokens: self.state.loss_tokens,
-            tokens_per_s: if self.state.step_s > 0.0 { self.state.step_tokens as f64 / self.state.step_s } else { 0.0 },
+            tokens_per_s: per_second(self.state.step_tokens, self.state.step_s),
+            sampled_per_s: self.state.rounds.map(|rounds| per_second(rounds.sampled_tokens, rounds.sampling_s)),
+            trained_per_s: self
+                .state
+                .rounds
+                .map(|rounds| per_second(self.state.step_tokens, self.state.step_s - rounds.all_s)),
             wall_s: self.wall_s(),
             backend: plan.backend.value.to_string(),
             arithmetic: plan.arithmetic.value.clone(),
@@ -242,7 +249,7 @@ impl<B: Kernels> Run<B> {
         self.console.samples("after ", prompts, &samples);
         self.console.summary(&summary, plan);
         report.iter().for_each(|line| self.console.print(line));
-        Ok(Outcome::Finished(summary))
+        Ok(Outcome::Finished(Box::new(summary)))
     }
 
     /// Writes the report of the run on rank 0, with its summary if it has one. Returns a line to print.
@@ -291,6 +298,10 @@ fn write_weights<B: Kernels>(
     let written = weights.write(model, collected, partial.temporary(), dtype, base.as_ref())?;
     partial.replace_by(&written).map_err(|error| StorageError::writing(&path, 0, error))?;
     Ok(path)
+}
+
+fn per_second(count: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
 fn mean(values: &[f64]) -> Option<f64> {

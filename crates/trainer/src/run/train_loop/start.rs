@@ -156,6 +156,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         wall_s: 0.0,
         step_s: 0.0,
         step_tokens: 0,
+        rounds: None,
         loss_scale: None,
         last_losses: Vec::new(),
         before,

@@ -1,14 +1,14 @@
 // Attention of single tokens over the keys and values that were stored before: what a step of generation computes. Compiled after
 // prelude.cu alone.
 //
-// Keys and values of all sequences lie in two matrices of rows [kv_heads * HEAD_DIM]; a sequence's rows follow each other. Each query
-// has the row of its own key and the first row of its sequence. A team of sixteen lanes takes a key at a time and holds a part of each
+// Keys and values of all sequences lie in two matrices of rows [kv_heads * HEAD_DIM]; a sequence's rows are in pages of PAGE_ROWS. Each
+// query has the number of its own key and the pages of its sequence. A team of sixteen lanes takes a key at a time and holds a part of each
 // head's columns; the queries that share a key/value head share what is loaded. Softmax is online, per team; teams and parts of the
 // keys are added in a fixed order, so the bits are the same every time.
 // Trade-off: several new tokens of one sequence read its keys once each; a prompt is read by the kernels for documents.
 //
 // Macros of the host: HEAD_DIM, a multiple of 16, at most 256; SOFT_CAP: cap of the scaled scores, undefined where there is none;
-// CACHED_QUERIES.
+// CACHED_QUERIES; PAGE_ROWS.
 
 namespace cached {
 
@@ -82,14 +82,14 @@ struct Softmax {
 
 }   // namespace cached
 
-// o [n, heads * HEAD_DIM] of queries q (rows at their strides), over keys and values at `kv_stride`. Query t has key rows[t]; its
-// sequence begins at firsts[t]. A query sees `window` keys at most. With `splits` > 1 the keys of a query are cut into parts of
+// o [n, heads * HEAD_DIM] of queries q (rows at their strides), over keys and values at `kv_stride`. Query t is key places[n + t] of its
+// sequence, whose pages begin at places[places[2 n + t]]. A query sees `window` keys at most. With `splits` > 1 the keys of a query are cut into parts of
 // `part_keys`, and `parts` [n, heads, splits, HEAD_DIM + 2] f32 gets their sums, for cached_attention_combine; else it may be null.
 // `sinks` [heads] are logits of one more column without a value, or null.
 // Launch: grid (kv_heads * ceil(heads / kv_heads / QUERIES), n, splits), block 256.
 KERNEL __launch_bounds__(256, 2)
 cached_attention(T *o, float *parts, const T *q, const T *keys, const T *values, long long o_stride, long long q_stride,
-                 long long kv_stride, const int *rows, const int *firsts, int heads, int kv_heads, float scale, int window,
+                 long long kv_stride, const int *places, int heads, int kv_heads, float scale, int window,
                  int splits, int part_keys, const float *sinks) {
     using namespace cached;
     __shared__ float maxima[TEAMS][QUERIES], sums[TEAMS][QUERIES];
@@ -97,7 +97,8 @@ cached_attention(T *o, float *parts, const T *q, const T *keys, const T *values,
     const int token = blockIdx.y, team = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     const int shared = heads / kv_heads, chunks = (shared + QUERIES - 1) / QUERIES;
     const int kv_head = blockIdx.x / chunks, first_query = blockIdx.x % chunks * QUERIES;
-    const int last = rows[token], begin = max(firsts[token], last - window + 1) + static_cast<int>(blockIdx.z) * part_keys;
+    const int last = places[gridDim.y + token], *pages = places + places[2 * gridDim.y + token];
+    const int begin = max(0, last - window + 1) + static_cast<int>(blockIdx.z) * part_keys;
     const int end = min(last + 1, begin + part_keys);
 
     float query[QUERIES][EACH];
@@ -117,9 +118,10 @@ cached_attention(T *o, float *parts, const T *q, const T *keys, const T *values,
         Long place[KEYS];
 #pragma unroll
         for (int key = 0; key < KEYS; ++key) {
-            const int row = base + team % 2 * KEYS + key;
-            visible[key] = row < end;
-            place[key] = min(row, last) * kv_stride + static_cast<Long>(kv_head) * HEAD_DIM;
+            const int number = base + team % 2 * KEYS + key, shown = min(number, last);
+            visible[key] = number < end;
+            const Long row = static_cast<Long>(pages[shown / PAGE_ROWS]) * PAGE_ROWS + shown % PAGE_ROWS;
+            place[key] = row * kv_stride + static_cast<Long>(kv_head) * HEAD_DIM;
             load_columns(loaded[key], keys + place[key]);
         }
 #pragma unroll

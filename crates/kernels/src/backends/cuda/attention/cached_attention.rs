@@ -36,7 +36,7 @@ impl Device {
         v: Tensor<Cuda, 2>,
         tokens: &CachedTokens<Cuda>,
     ) {
-        let (k, v, rows) = (self.matrix(k), self.matrix(v), self.int_matrix(tokens.rows_2n.clone()));
+        let (k, v, rows) = (self.matrix(k), self.matrix(v), self.int_matrix(tokens.places.clone()));
         cache.replace(|stored| {
             let [keys, values] = [0, 1].map(|part: usize| self.matrix(stored[part].clone()));
             assert!(keys.stride == keys.width && values.stride == values.width, "the rows of a cache lie without gaps");
@@ -46,7 +46,7 @@ impl Device {
                 keys: rows(&keys), values: rows(&values), k: rows(&k), v: rows(&v), k_stride: long(k.stride),
                 v_stride: long(v.stride), rows: rows(&rows), width: int(k.width),
             };
-            // SAFETY: k and v are [n, width] at their strides, rows has an index of each below the rows of the caches, which have the
+            // SAFETY: k and v are [n, width] at their strides, rows begins with an index of each below the rows of the caches, which have the
             // same width, no gaps, and no other handle.
             unsafe { self.launch(launch, &arguments) };
             stored
@@ -65,7 +65,7 @@ impl Device {
             return self.pause(|| reference::cached(matmul, q, sinks, cache, tokens, spec));
         }
         let [keys, values] = cache.tensors().map(|stored| self.flat(stored));
-        let (q, rows) = (self.flat(q), self.int_matrix(tokens.rows_2n.clone()));
+        let (q, places) = (self.flat(q), self.int_matrix(tokens.places.clone()));
         let o = self.empty_matrix(q.rows, q.width, q.dtype);
         let logits = sinks.map(|sinks| self.flat_as(sinks.logits_h.clone(), DType::F32));
         let sinks = logits.as_ref().map_or(0, |logits| logits.address);
@@ -84,16 +84,16 @@ impl Device {
         let variant = FlashVariant { head_dim: spec.head_dim, soft_cap: spec.soft_cap.map(SoftCap::new) };
         let launch = |name, shape, bytes| Source::CachedAttention(variant).launch(q.dtype, name, shape, bytes);
         let shape = grid_of([blocks, q.rows, splits], 256);
-        let read: usize = tokens.sequences().iter().map(|new| new.count * new.all_rows().len()).sum();
+        let read: usize = tokens.sequences().iter().map(|new| new.count * new.all()).sum();
         let arguments = arguments! {
             o: rows(&o), parts: address(parts), q: rows(&q), keys: rows(&keys), values: rows(&values),
-            o_stride: long(o.stride), q_stride: long(q.stride), kv_stride: long(keys.stride), rows: rows(&rows),
-            firsts: address(rows.address + (q.rows * 4) as u64), heads: int(spec.heads), kv_heads: int(spec.kv_heads),
+            o_stride: long(o.stride), q_stride: long(q.stride), kv_stride: long(keys.stride), places: rows(&places),
+            heads: int(spec.heads), kv_heads: int(spec.kv_heads),
             scale: float(spec.scale), window: int(seen), splits: int(splits), part_keys: int(part_keys),
             sinks: address(sinks),
         };
-        // SAFETY: q and o are [n, heads * head_dim] and the caches [.., kv_heads * head_dim] of one format; rows are [2 * n] i32, of keys
-        // and of first keys, all in the caches; the parts have room for all of them; sinks are null or have an f32 per head.
+        // SAFETY: q and o are [n, heads * head_dim] and the caches [.., kv_heads * head_dim] of one format; places are those of n tokens,
+        // with pages in the caches; the parts have room for all of them; sinks are null or have an f32 per head.
         unsafe { self.launch(launch("cached_attention", shape, 2 * read * keys.width * q.dtype.size()), &arguments) };
         if splits > 1 {
             let shape = grid_of([spec.heads, o.rows, 1], 128);

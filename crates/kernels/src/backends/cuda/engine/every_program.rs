@@ -80,6 +80,7 @@ fn every_source(dtype: DType, capability: (u32, u32)) -> Vec<Source> {
         Source::Conv { .. } => CONVOLUTIONS.map(|(width, gated)| Source::Conv { width, gated }),
         Source::CrossEntropy(_) => LOGITS.map(|cap| Source::CrossEntropy(cap.map(SoftCap::new))),
         Source::Delta(..) => deltas.into_iter().flat_map(|sizes| DELTA_PARTS.map(|part| Source::Delta(part, sizes))),
+        Source::Draw => (!is_half).then_some(Source::Draw),
         Source::Elementwise => [Source::Elementwise],
         Source::Embedding => [Source::Embedding],
         Source::Experts { .. } => is_half.then_some(experts),

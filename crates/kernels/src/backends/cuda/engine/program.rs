@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::thread::JoinHandle;
 
+use crate::attention::PAGE_ROWS;
 use burn_tensor::DType;
 use firebrick_arch::Activation;
 use firebrick_cuda::{Compiler, Context, CudaError, Image, Kernel, Module, Program};
@@ -135,6 +136,7 @@ pub(crate) enum Source {
     /// Soft cap of the logits.
     CrossEntropy(Option<SoftCap>),
     Delta(DeltaPart, DeltaSizes),
+    Draw,
     Elementwise,
     Embedding,
     /// `stages`, here and below: tiles in flight.
@@ -198,6 +200,7 @@ impl Source {
                 sources!("engine/matrix_units.cu", "delta/tiles.cu", "delta/inputs_backward.cu")
             }
             Self::Elementwise => sources!("engine/elementwise.cu"),
+            Self::Draw => sources!("loss/draw.cu"),
             Self::Embedding => sources!("embedding/embedding.cu"),
             Self::Experts { .. } => sources!("engine/matrix_units.cu", "moe/grouped.cu"),
             Self::FewRows(_) => {
@@ -265,7 +268,11 @@ impl Source {
         };
         let variant = match self {
             Self::CachedAttention(variant) => {
-                format!("{}#define CACHED_QUERIES {}\n", variant.define(), cached_queries(variant.head_dim))
+                format!(
+                    "{}#define CACHED_QUERIES {}\n#define PAGE_ROWS {PAGE_ROWS}\n",
+                    variant.define(),
+                    cached_queries(variant.head_dim)
+                )
             }
             Self::FlashForward(variant, tiles) | Self::FlashBackward(variant, tiles) => {
                 variant.define() + &tiles.define()
@@ -299,7 +306,8 @@ impl Source {
             Self::Gated(activation) => format!("#define ACTIVATION {}\n", type_of(activation)),
             Self::GatedFp8(activation) => format!("#define ACTIVATION {}\n{}", type_of(activation), fp8_recipe()),
             Self::Fp8 | Self::NormFp8 => fp8_recipe(),
-            Self::Embedding
+            Self::Draw
+            | Self::Embedding
             | Self::Heads
             | Self::Magnitude
             | Self::Norm

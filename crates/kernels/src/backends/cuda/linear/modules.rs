@@ -93,8 +93,9 @@ impl Device {
     pub(super) fn route_of(&self, group: &Group<Cuda>, dtype: DType, forward_rows: usize) -> Route {
         let (compute, shared_bytes, has_wgmma) = (float_type(dtype), self.shared_bytes(), self.has_wide_experts());
         let shape = shape(group);
-        let route =
-            Route::new(&shape, RouteContext { compute, gemms: group.gemms, shared_bytes, has_wgmma, forward_rows });
+        let (gemms, keeps_weights) = (group.gemms, self.kept.keeps_forward());
+        let context = RouteContext { compute, gemms, shared_bytes, has_wgmma, forward_rows, keeps_weights };
+        let route = Route::new(&shape, context);
         if cfg!(debug_assertions) && forward_rows == 0 {
             ROUTES.lock().unwrap_or_else(PoisonError::into_inner).insert(in_words(&shape, &route));
         }

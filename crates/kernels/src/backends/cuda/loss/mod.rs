@@ -14,14 +14,18 @@ use firebrick_cuda::LaunchShape;
 use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{
     BlockArguments, CROSS_ENTROPY_THREADS, Cuda, DeviceBlock, Gemm, MatrixView, ScratchSlot, SoftCap, Source,
-    arguments, float, grid, tensor,
+    arguments, float, grid, int_tensor, tensor,
 };
 use crate::backends::cuda::linear::operands::ReadyWeight;
+use crate::loss::draw::{Draw, Drawn};
 use crate::loss::pairs::{PairLogProbs, PairLoss, PairResult, PairTargets, PairWeights};
 use crate::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets, Weight, WeightGradient};
 
 /// Bytes per tile of the shared memory in which a block keeps parts of its row.
 const TILE_BYTES: usize = 16 * CROSS_ENTROPY_THREADS;
+
+/// Rows of logits that tokens are drawn from at a time.
+const DRAWN_ROWS: usize = 256;
 
 impl LossOps for Cuda {
     fn cross_entropy(
@@ -64,6 +68,10 @@ impl LossOps for Cuda {
 
     fn most_probable(logits_nv: Tensor<Self, 2>) -> Tensor<Self, 1, Int> {
         in_section(&logits_nv.device(), |device| device.most_probable(&device.matrix(logits_nv)))
+    }
+
+    fn draw(hidden_nd: Tensor<Self, 2>, head: &Weight<Self>, random_n: Tensor<Self, 1>, draw: Draw) -> Drawn<Self> {
+        in_section(&hidden_nd.device(), |device| device.draw(hidden_nd, head, random_n, draw))
     }
 }
 
@@ -310,6 +318,39 @@ impl Device {
         // SAFETY: logits are dense; a row of gradients begins where its row of logits does, or overlaps none; targets, and what of
         // weights, log probabilities and marks is not null, have one value per row.
         unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// Implements [`LossOps::draw`] over chunks of rows.
+    fn draw(
+        &self,
+        hidden_nd: Tensor<Cuda, 2>,
+        head: &Weight<Cuda>,
+        random_n: Tensor<Cuda, 1>,
+        draw: Draw,
+    ) -> Drawn<Cuda> {
+        let (hidden, random) = (self.flat(hidden_nd), self.flat_as(random_n, DType::F32));
+        let head = self.base_weight(head, hidden.dtype);
+        let vocabulary = head.block.rows;
+        let [ids, log_probs] = [DType::I32, DType::F32].map(|dtype| self.empty([hidden.rows], dtype));
+        let [to_ids, to_log_probs] = [&ids, &log_probs].map(|tensor| self.address(tensor));
+        for start in (0..hidden.rows).step_by(DRAWN_ROWS) {
+            let rows = DRAWN_ROWS.min(hidden.rows - start);
+            let address = self.scratch.take(ScratchSlot::WideRows, rows * vocabulary * 4);
+            let logits = DeviceBlock::dense(address, [rows, vocabulary], DType::F32);
+            let product = Gemm::forward("head", hidden.block().rows(start, rows), head.block);
+            self.gemm(Gemm { alpha: draw.logit_scale, ..product }, logits);
+            let after = |address: u64| address + 4 * start as u64;
+            let launch = Source::Draw.launch(DType::F32, "draw_tokens", grid(rows, 1024), 3 * logits.bytes());
+            let arguments = arguments! {
+                ids: address(after(to_ids)), log_probs: address(after(to_log_probs)), logits: rows(&logits),
+                random: address(after(random.address)), width: int(vocabulary),
+                cap: float(draw.soft_cap.unwrap_or(0.0)), temperature: f32(draw.temperature), top_p: f32(draw.top_p),
+                min_p: f32(draw.min_p),
+            };
+            // SAFETY: logits are dense, and ids, log-probabilities and random numbers have a value for each of their rows.
+            unsafe { self.launch(launch, &arguments) };
+        }
+        Drawn { ids_n: int_tensor(ids), log_probs_n: tensor(log_probs) }
     }
 
     /// Adds `factor` times the sum of `count` values, each times its weight unless `weights` is null, to the f32 at `sum`.

@@ -53,6 +53,12 @@ impl KeptWeights {
         self.left.set(bytes);
     }
 
+    /// Returns whether weights of the forward are kept, or may be.
+    pub(crate) fn keeps_forward(&self) -> bool {
+        self.left.get()[Pass::Forward as usize] > 0
+            || self.by_weight.borrow().keys().any(|(pass, _)| *pass == Pass::Forward)
+    }
+
     /// Returns the address of a weight's buffer and its current contents, of which the caller must write the missing
     /// ones now; `None` if the weight is not kept, or was kept with fewer bytes.
     pub(crate) fn of(&self, pass: Pass, weight: Vec<u64>, bytes: usize, contents: Contents) -> Option<(u64, Held)> {

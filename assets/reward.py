@@ -1,0 +1,28 @@
+"""Rewards of GRPO from a function that was written for TRL: command = ["python", "reward.py", "MODULE:FUNCTION"]."""
+
+import asyncio, importlib, inspect, json, math, os, sys, types
+
+# Standard input and output are those of the protocol; what the function prints goes to standard error.
+requests_in, answers_out = open(os.dup(0), encoding="utf-8"), open(os.dup(1), "w", encoding="utf-8")
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.dup2(2, 1)
+sys.path.insert(0, os.getcwd())
+module, name = sys.argv[1].split(":")
+function = getattr(importlib.import_module(module), name)
+print('{"firebrick_reward": 1, "batch": true}', file=answers_out, flush=True)
+for line in requests_in:
+    requests, metrics = json.loads(line)["requests"], {}
+    columns = {key: [request["row"].get(key) for request in requests] for key in requests[0]["row"]}
+    texts, prompts = [request["completion"] for request in requests], [request["prompt"] for request in requests]
+    chats = [[{"role": "assistant", "content": text}] for text in texts]
+    columns.update(prompts=prompts, completions=texts if isinstance(prompts[0], str) else chats)
+    columns.update(trainer_state=types.SimpleNamespace(global_step=requests[0]["step"]), log_extra=lambda name, values: None)
+    log_metric = lambda name, value: metrics.update({name: float(value)} if math.isfinite(value) else {})
+    rewards = function(log_metric=log_metric, **columns)
+    rewards = list(asyncio.run(rewards) if inspect.iscoroutine(rewards) else rewards)
+    if len(rewards) != len(requests):
+        raise ValueError(f"{len(rewards)} rewards for {len(requests)} completions, whose ids begin with {requests[0]['id']}")
+    for request, reward in zip(requests, rewards):
+        reward = None if reward is None or math.isnan(reward) else float(reward)
+        print(json.dumps({"id": request["id"], "reward": reward, "metrics": metrics}), file=answers_out, flush=True)
+        metrics = {}  # The mean is over calls.
