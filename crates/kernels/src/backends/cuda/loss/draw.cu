@@ -1,10 +1,10 @@
 // Drawing a token from each row of f32 logits by a random number, with the logarithm of its probability.
 //
 // One block per row, which lies in the second-level cache after the GEMM that wrote it: it is read for the maximum, for the sum of
-// exponentials, 32 times for the nucleus if there is one, for the sums of 32 parts, and once more for the part that has the token.
+// exponentials, 32 times for the nucleus if there is one, for the sums of 16 parts, and once more for the part that has the token.
 // Trade-off: f32 exponentials and sums of a thread, f64 sums of parts: a number within 1e-6 of a border may fall on either side.
 
-static constexpr int THREADS = 1024;
+static constexpr int THREADS = 512;
 static constexpr int WARPS = THREADS / 32;
 static constexpr unsigned ALL = 0xffffffffu;
 
@@ -58,8 +58,8 @@ struct Row {
 
 // ids [n], log_probs [n] = tokens drawn from logits [n, width], without gaps, by random [n]; id -1 where a logit is NaN or plus infinity, or all are
 // minus infinity. cap 0: no soft cap.
-// Launch: grid (n), block 1024.
-KERNEL __launch_bounds__(1024) draw_tokens(int *ids, float *log_probs, const float *logits, const float *random, int width, float cap,
+// Launch: grid (n), block 512.
+KERNEL __launch_bounds__(512) draw_tokens(int *ids, float *log_probs, const float *logits, const float *random, int width, float cap,
                                            float temperature, float top_p, float min_p) {
     __shared__ Scratch scratch;
     __shared__ int chosen;
