@@ -433,21 +433,36 @@ impl<B: Kernels> Batch<'_, B> {
             let random: Vec<f32> = running.iter_mut().map(|sequence| sequence.sampler.next_random()).collect();
             (draw, Tensor::<B, 1>::from_data(random.as_slice(), (&model.device, DType::F32)))
         });
+        let is_on_device = is_greedy || draw.is_some();
+        let choose = |last: Tensor<B, 2>| match draw {
+            Some((draw, random)) => {
+                let drawn = B::draw(model.norm.forward(last), &model.head(), random, draw);
+                (drawn.ids_n, Some(drawn.log_probs_n))
+            }
+            None => (B::most_probable(model.rounded_logits(model.norm.forward(last))), None),
+        };
         let pass = self.prepare(first, are_prompts);
         let ends: Vec<u32> = pass.tokens.in_pass().map(|(_, range)| range.end as u32 - 1).collect();
+        let is_step = pass.tokens.count() == ends.len();
+        if is_on_device && is_step {
+            let (ids, log_probs) = B::section(&model.device, || choose(self.layers(&pass)));
+            return self.tokens_of(first, ids, log_probs);
+        }
         let hidden = B::section(&model.device, || self.layers(&pass));
-        let last = if pass.tokens.count() > ends.len() { hidden.select(0, model.indices(&ends)) } else { hidden };
-        if is_greedy {
-            let ids = B::section(&model.device, || B::most_probable(model.rounded_logits(model.norm.forward(last))));
-            return self.tokens_of(first, ids, None);
+        let last = if is_step { hidden } else { hidden.select(0, model.indices(&ends)) };
+        if is_on_device {
+            let (ids, log_probs) = B::section(&model.device, || choose(last));
+            return self.tokens_of(first, ids, log_probs);
         }
-        if let Some((draw, random)) = draw {
-            let drawn = B::section(&model.device, || B::draw(model.norm.forward(last), &model.head(), random, draw));
-            return self.tokens_of(first, drawn.ids_n, Some(drawn.log_probs_n));
-        }
+        self.choose_on_host(first, last)
+    }
+
+    /// Chooses the next token of each sequence from `first` on by its hidden states before the final norm, where the choice depends on earlier tokens.
+    fn choose_on_host(&mut self, first: usize, last: Tensor<B, 2>) -> Result<Vec<(u32, f32)>, ModelError> {
+        let model = self.model;
         let logits = model.head_logits(model.norm.forward(last)).into_data();
         let values = logits.to_vec::<f32>().expect("logits are cast to f32");
-        let rows = values.chunks(spec.vocab_size);
+        let rows = values.chunks(model.config.spec.vocab_size);
         let samplers = self.running[first..].iter_mut().map(|sequence| &mut sequence.sampler);
         let rows: Vec<_> = samplers.zip(rows).collect();
         let choose = |(sampler, logits): (&mut Sampler, &[f32])| sampler.sample(logits).map(|token| (token, 0.0));
