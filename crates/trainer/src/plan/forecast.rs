@@ -34,7 +34,7 @@ pub struct Forecast {
     /// accelerator's links.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communication_seconds: Option<Chosen<Range>>,
-    /// Seconds per step in which a rank samples completions as long as they may be; part of `step_seconds`. `None` where none are learned from.
+    /// Seconds per step for sampling, if every completion has the maximum length; part of `step_seconds`. `None` without `[grpo]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling_seconds: Option<Chosen<Range>>,
     /// Tokens per second of all ranks, padding included.
@@ -255,7 +255,7 @@ fn step_time(
     Some(StepTime { seconds, ..shortest })
 }
 
-/// Returns the time of a step in which a rank samples completions that are as long as they may be.
+/// Returns the time of sampling in a step, if every completion has the maximum length.
 fn sampling(case: &fit::Case<'_>, training: &TrainingShape, round: Round, rated: Rated<'_>) -> Option<Chosen<Range>> {
     let Round { answers, new_tokens, steps } = round;
     let launches = match case.backend {

@@ -108,8 +108,8 @@ impl<B: Kernels> Trainer<B> {
         self.step_with(counts, micro_batches.len(), |trainer, sink| trainer.micro_batches(micro_batches, counts, sink))
     }
 
-    /// Takes a step of which `passes` runs this rank's `count` micro-batches: gradients go to the sink, and it returns what
-    /// [`Trainer::micro_batches`] does.
+    /// Takes a step. `passes` runs this rank's `count` micro-batches, gives their gradients to the sink, and returns what [`Trainer::micro_batches`]
+    /// returns.
     fn step_with(
         &mut self,
         counts: StepCounts,

@@ -19,7 +19,7 @@ pub mod trace;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use firebrick_data::{Batch, Cursor, Loader};
 use firebrick_hwprofile::usage::UsageMonitor;
@@ -32,12 +32,12 @@ use self::start::{Start, StartPoint, load};
 use self::trace::{AGREE, DATA, HostSpans, QUEUE, TraceSteps};
 use crate::console::{Console, Outcome, Progress};
 use crate::error::RunError;
-use crate::metrics::{Evaluation, MemoryMeter, MetricSinks, RankMeter};
+use crate::metrics::{Evaluation, MemoryMeter, MetricSinks, PolicyMetrics, RankMeter};
 use crate::run::device::{dtype_of, self_test, tested};
 use crate::run::interrupt::Interrupt;
 use crate::run::prepare::{Prepared, Texts};
 use crate::run::step::preference::StepCounts;
-use crate::run::step::{Trainer, assemble};
+use crate::run::step::{StepOutcome, Trainer, assemble};
 use crate::state::best::Best;
 use crate::state::checkpoint::{RunState, SavedWeights};
 use crate::state::reference_identity::ReferenceIdentity;
@@ -245,20 +245,8 @@ impl<B: Kernels> Run<B> {
         let queued = Instant::now();
         let outcome = self.trainer.step_of(&micro_batches, counts)?;
         self.note(QUEUE, outcome.step, queued);
-        let exchanged = self.trainer.ranks.exchanged() - exchanged;
-        self.state.step = outcome.step;
         self.state.cursor = cursor;
-        self.state.loss_tokens += outcome.loss_tokens;
-        // Waits for the end of the previous step while the device runs this one: at most two steps are in flight.
-        if let Some(previous) = self.pending.take() {
-            self.log(previous)?;
-        }
-        let seconds = started.elapsed().as_secs_f64();
-        self.state.step_s += seconds;
-        self.state.step_tokens += tokens;
-        let loss_tokens = self.state.loss_tokens;
-        self.pending = Some(Pending { outcome, loss_tokens, tokens, seconds, exchanged, policy: None });
-        self.watchdog.step_ends();
+        self.queued(outcome, tokens, None, (started, exchanged))?;
         if self.state.step == 1 {
             // Nothing runs next to the first step, so that its loss is shown when it ends.
             self.flush()?;
@@ -272,21 +260,35 @@ impl<B: Kernels> Run<B> {
         let exchanged = self.trainer.ranks.exchanged();
         let (outcome, here, policy) = self.step_of_round()?;
         let (_, tokens) = self.agree_on_step(StepCounts::default(), here)?;
-        let exchanged = self.trainer.ranks.exchanged() - exchanged;
+        self.queued(outcome, tokens, Some(policy), (started, exchanged))?;
+        // A round begins with the weights that the step before has left, so nothing is gained by waiting.
+        self.flush()?;
+        self.after_step()
+    }
+
+    /// Counts a step that is queued, and logs the one before. `since`: when it began, and how long ranks had exchanged by then.
+    fn queued(
+        &mut self,
+        outcome: StepOutcome,
+        tokens: u64,
+        policy: Option<PolicyMetrics>,
+        since: (Instant, Duration),
+    ) -> Result<(), RunError> {
+        let (started, before) = since;
+        let exchanged = self.trainer.ranks.exchanged() - before;
         self.state.step = outcome.step;
         self.state.loss_tokens += outcome.loss_tokens;
+        // Waits for the end of the previous step while the device runs this one: at most two steps are in flight.
         if let Some(previous) = self.pending.take() {
             self.log(previous)?;
         }
         let seconds = started.elapsed().as_secs_f64();
         self.state.step_s += seconds;
         self.state.step_tokens += tokens;
-        let (loss_tokens, policy) = (self.state.loss_tokens, Some(policy));
+        let loss_tokens = self.state.loss_tokens;
         self.pending = Some(Pending { outcome, loss_tokens, tokens, seconds, exchanged, policy });
         self.watchdog.step_ends();
-        // A round begins with the weights that the step before has left, so nothing is gained by waiting.
-        self.flush()?;
-        self.after_step()
+        Ok(())
     }
 
     /// Does what is due after a step. Returns whether a signal ends the run.

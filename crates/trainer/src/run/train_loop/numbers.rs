@@ -222,8 +222,8 @@ impl<B: Kernels> Run<B> {
         Ok(())
     }
 
-    /// Completes the numbers of a step of learning from rewards, and warns of drift once. No other step is in flight, so the seconds `waited` for its
-    /// end belong to it. Returns its whole time.
+    /// Adds the speed of training to the numbers of a step with `[grpo]`, and warns of drift once. Returns the seconds of the whole step: those until it
+    /// was queued and those `waited` for its end, since no other step is in flight.
     fn complete(&mut self, policy: &mut PolicyMetrics, step: u64, tokens: u64, [queued, waited]: [f64; 2]) -> f64 {
         self.state.step_s += waited;
         policy.trained_per_s = tokens as f64 / (queued + waited - policy.round_s);
