@@ -146,22 +146,6 @@ mod tests {
     use crate::cache::{Example, TokenStore};
 
     #[test]
-    fn first_token_of_a_document_is_never_a_target_of_the_one_before() {
-        let first = Example { tokens: vec![1, 2, 3], loss_mask: vec![false, true, true] };
-        let second = Example { tokens: vec![4, 5], loss_mask: vec![true, true] };
-        let store = TokenStore::from_examples(&[first, second]);
-        let mut batch = Batch::with_capacity(1, 6);
-        batch.push_document(&store.document(0));
-        batch.push_document(&store.document(1));
-        batch.pad_row(9);
-        assert_eq!(batch.targets, [2, 3, IGNORE_INDEX, 5, IGNORE_INDEX, IGNORE_INDEX]);
-        assert_eq!(batch.positions, [0, 1, 2, 0, 1, 0]);
-        assert_eq!(batch.cu_seqlens, [0, 3, 5, 6]);
-        assert_eq!(batch.input_ids, [1, 2, 3, 4, 5, 9]);
-        assert_eq!((batch.tokens(), batch.padding, batch.loss_tokens()), (5, 1, 3));
-    }
-
-    #[test]
     fn a_pair_trains_answers_and_on_demand_its_prompt() {
         // A token of the template follows the answers, and one of another turn is inside the chosen answer.
         let chosen =

@@ -314,14 +314,6 @@ mod tests {
     }
 
     #[test]
-    fn epochs_follow_each_other_without_a_partial_batch() {
-        for rows in [1, 9, 10] {
-            let count = all(rows, config(), Cursor::default()).len();
-            assert_eq!(count, (2 * rows as usize).div_ceil(config().rows_per_batch));
-        }
-    }
-
-    #[test]
     fn dropping_the_loader_ends_its_threads() {
         let rows = dataset(10);
         let config = LoaderConfig { epochs: None, workers: 3, ..config() };

@@ -264,33 +264,7 @@ pub(super) fn strftime(format: &str, unix_seconds: i64) -> Result<String, Error>
 
 #[cfg(test)]
 mod tests {
-    use minijinja::Environment;
-
     use super::*;
-
-    fn render(template: &str) -> String {
-        let mut environment = Environment::new();
-        environment.add_filter("tojson", tojson);
-        environment.render_str(template, ()).unwrap()
-    }
-
-    #[test]
-    fn tojson_writes_what_json_dumps_writes() {
-        // Right-hand sides printed by Python 3.11's json.dumps.
-        assert_eq!(
-            render(r#"{{ {"b": [1, 2.5, true, none], "a": "é<'>\n"} | tojson }}"#),
-            r#"{"b": [1, 2.5, true, null], "a": "é<'>\n"}"#
-        );
-        assert_eq!(
-            render(r#"{{ {"b": [], "a": {}} | tojson(indent=2, sort_keys=true) }}"#),
-            "{\n  \"a\": {},\n  \"b\": []\n}"
-        );
-        assert_eq!(
-            render(r#"{{ ["é", "😀"] | tojson(ensure_ascii=true, separators=(",", ":")) }}"#),
-            r#"["\u00e9","\ud83d\ude00"]"#
-        );
-        assert_eq!(render(r#"{{ [[1], 2] | tojson(indent=1) }}"#), "[\n [\n  1\n ],\n 2\n]");
-    }
 
     #[test]
     fn str_and_floats_are_written_as_python_writes_them() {

@@ -202,13 +202,6 @@ mod tests {
                 Chat::new(&[("user", "q"), ("assistant", "x"), ("user", "r")]),
                 "[NoneFalse]1[xFalse]",
             ),
-            // Blocks are trimmed.
-            (
-                "  {% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m.content }}]\n  {% endif %}\n\
-                 {% endfor %}\n{{ bos_token }}\n",
-                Chat::new(&[("user", " a ")]),
-                "[ a ]\n<s>",
-            ),
             // Documents and arguments reach the template; arguments take precedence over special tokens.
             ("{{ documents[0].title }}|{{ enable_thinking is false }}|{{ bos_token }}", with_more, "t|True|x"),
             // Text is not escaped as HTML.
@@ -217,14 +210,6 @@ mod tests {
         for (source, chat, text) in cases {
             assert_eq!(template(source).render(&chat, false).unwrap(), text);
         }
-    }
-
-    #[test]
-    fn date_is_fixed_by_set_date() {
-        let mut template = template("{{ strftime_now('%d %b %Y') }}");
-        template.set_date(0);
-        assert!(template.uses_date());
-        assert_eq!(template.render(&Chat::default(), false).unwrap(), "01 Jan 1970");
     }
 
     #[test]

@@ -240,7 +240,10 @@ fn errors_about_the_tokenizer_name_the_record_that_needs_it() {
     let bare = tokenizer_with(None, &json!({}));
     let error = |content: &str| read_with(content, &bare, |_| {}).unwrap_err().to_string();
     let chat = error(CHAT);
-    assert!(chat.contains("rows.jsonl:1:") && chat.contains("no chat template"), "{chat}");
+    let files = ["chat_template.jinja", "tokenizer_config.json", "chat_template.json"];
+    for words in files.into_iter().chain(["rows.jsonl:1:", "no chat template", "instruction-tuned"]) {
+        assert!(chat.contains(words), "{words:?} is not in {chat}");
+    }
     let text = error(r#"{"text":"a"}"#);
     assert!(text.contains("rows.jsonl:1:") && text.contains("no eos_token"), "{text}");
 }

@@ -201,10 +201,3 @@ fn a_saved_dictionary_of_splits_is_read_by_split() {
     let error = error_of(&split("dev"));
     assert!(error.contains("train, test"), "{error}");
 }
-
-#[test]
-fn a_saved_dataset_keeps_the_order_of_its_rows_over_shards() {
-    let records = read(&golden("saved")).unwrap();
-    let names: Vec<String> = records.iter().map(|record| record.place.path.display().to_string()).collect();
-    assert!(names.is_sorted() && names[0].ends_with("data-00000-of-00003.arrow"));
-}
