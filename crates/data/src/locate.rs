@@ -35,7 +35,7 @@ pub(crate) fn locate(template: &ChatTemplate, chat: &Chat, selection: &Selection
     let finder = SpanFinder::new(&rendered_chat, &text);
     let spans = if !selection.turns.contains(&true) {
         Vec::new()
-    } else if template.marks_generation() && selection.is_every_assistant(chat) {
+    } else if template.marks_generation && selection.is_every_assistant(chat) {
         blocks.into_iter().map(Span::from).collect()
     } else {
         by_marks(&finder, &blocks, selection)?
@@ -52,7 +52,7 @@ fn by_marks(finder: &SpanFinder<'_>, blocks: &[Range<usize>], selection: &Select
     for index in (0..chat.turns.len()).filter(|&index| selection.turns[index]) {
         match assistants.binary_search(&index) {
             Err(_) => spans.push(finder.content(index)?.into()),
-            Ok(_) if !template.marks_generation() => {
+            Ok(_) if !template.marks_generation => {
                 spans.push(Span { range: finder.assistant(index)?, content_end: finder.content_end(index) });
             }
             Ok(number) if blocks.len() == assistants.len() => spans.push(blocks[number].clone().into()),

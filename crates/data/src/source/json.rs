@@ -60,7 +60,7 @@ pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> Sourc
     let field = field.map(str::to_owned);
     let mut document = JsonDocument { scanner, field, in_object: false, is_first: true };
     document.find_rows()?;
-    Ok(Box::new(document))
+    Ok(Box::new(std::iter::from_fn(move || document.row().transpose())))
 }
 
 /// Returns whether an object holds rows rather than being one: it has a list of objects, and no list of messages. Only their first items are parsed.
@@ -196,13 +196,5 @@ impl JsonDocument {
         self.scanner.value(0, Some(&mut text))?;
         let fields = parse_object(&text, &place, HINT)?;
         Ok(Some(Record::new(fields, place)))
-    }
-}
-
-impl Iterator for JsonDocument {
-    type Item = Result<Record, SourceError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.row().transpose()
     }
 }
