@@ -116,21 +116,6 @@ fn reduce(ranks: &Ranks, bucket_bytes: usize, values: Values) -> Result<Gradient
 }
 
 #[test]
-fn the_map_holds_the_sum_of_all_contributions() {
-    let mut expected: BTreeMap<Arc<str>, Vec<f32>> = BTreeMap::new();
-    for micro_batch in 0..MICRO_BATCHES {
-        for (contribution, parameter) in parameters().iter().enumerate() {
-            let values = integers(micro_batch, contribution, parameter.elements());
-            let sum = expected.entry(parameter.name.clone()).or_insert_with(|| vec![0.0; values.len()]);
-            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-        }
-    }
-    let expected: Bits =
-        expected.into_iter().map(|(name, sum)| (name, sum.into_iter().map(f32::to_bits).collect())).collect();
-    assert_eq!(sums_of_a_map(), expected);
-}
-
-#[test]
 fn one_rank_gives_the_sums_of_the_map_bit_for_bit() {
     for values in [integers as Values, fractions] {
         let mut map = GradientMap::default();
