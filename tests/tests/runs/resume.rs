@@ -59,7 +59,7 @@ fn numbers(run: &Path) -> Vec<Value> {
         let line = line.as_object_mut().expect("each line is an object");
         let of_the_machine = ["tokens_per_s", "ms", "memory", "allocated", "throttle"];
         line.retain(|key, _| {
-            !of_the_machine.contains(&key.as_str()) && !Gauge::ALL.iter().any(|gauge| gauge.name() == key)
+            !of_the_machine.contains(&key.as_str()) && !Gauge::ALL.iter().any(|(_, name)| name == key)
         });
     }
     lines
