@@ -24,11 +24,13 @@
 //!
 //! Trade-off: values of any type are widened when they are read, so each is widened twice: the first time for the amax.
 
+use rayon::prelude::*;
+
 use crate::e8m0::{self, power_of_two};
 use crate::float::{Fields, NarrowFloat};
 use crate::rounding;
 use crate::scales::BlockScales;
-use crate::workers;
+use crate::workers::blocks_at_once;
 
 /// f32 scales are computed as if amax were at least this: 2^-100.
 pub const AMAX_FLOOR: f32 = power_of_two(-100);
@@ -73,7 +75,7 @@ impl Scaling {
     pub(crate) fn quantize<T: Copy + Sync>(
         self,
         values: &[T],
-        widen: impl Fn(T) -> f32 + Copy + Send,
+        widen: impl Fn(T) -> f32 + Copy + Send + Sync,
         columns: usize,
     ) -> (Vec<u8>, BlockScales) {
         let group = self.group(columns);
@@ -109,37 +111,24 @@ impl Scaling {
 /// Computes the codes of all values, `PER_BYTE` per byte, the earlier ones in the lower bits. `code` takes a value and its factor.
 fn codes<T: Copy + Sync, const PER_BYTE: usize>(
     values: &[T],
-    code: impl Fn(T, f32) -> u8 + Copy + Send,
+    code: impl Fn(T, f32) -> u8 + Send + Sync,
     group: usize,
     factors: &[f32],
 ) -> Vec<u8> {
     let (mut codes, bytes) = (vec![0; values.len() / PER_BYTE], group / PER_BYTE);
-    let span = workers::blocks_per_worker(factors.len(), group);
-    let spans = values.chunks(span * group).zip(codes.chunks_mut(span * bytes)).zip(factors.chunks(span));
-    workers::run(spans.map(|((values, codes), factors)| {
-        move || {
-            for ((values, codes), &factor) in values.chunks(group).zip(codes.chunks_mut(bytes)).zip(factors) {
-                for (values, byte) in values.as_chunks::<PER_BYTE>().0.iter().zip(codes) {
-                    *byte = values.iter().rev().fold(0, |byte, &value| byte << 4 | code(value, factor));
-                }
-            }
+    let groups = values.par_chunks(group).zip(codes.par_chunks_mut(bytes)).zip(factors);
+    groups.with_min_len(blocks_at_once(group)).for_each(|((values, codes), &factor)| {
+        for (values, byte) in values.as_chunks::<PER_BYTE>().0.iter().zip(codes) {
+            *byte = values.iter().rev().fold(0, |byte, &value| byte << 4 | code(value, factor));
         }
-    }));
+    });
     codes
 }
 
 /// Returns the largest magnitude of each group, or its infinity or NaN if there is one.
-fn group_amax<T: Copy + Sync>(values: &[T], widen: impl Fn(T) -> f32 + Copy + Send, group: usize) -> Vec<f32> {
-    let mut amax = vec![0.0; values.len() / group];
-    let span = workers::blocks_per_worker(amax.len(), group);
-    workers::run(values.chunks(span * group).zip(amax.chunks_mut(span)).map(|(values, amax)| {
-        move || {
-            for (group, amax) in values.chunks(group).zip(amax) {
-                *amax = larger_of(0.0, group.iter().map(|&value| widen(value)));
-            }
-        }
-    }));
-    amax
+fn group_amax<T: Copy + Sync>(values: &[T], widen: impl Fn(T) -> f32 + Send + Sync, group: usize) -> Vec<f32> {
+    let groups = values.par_chunks(group).with_min_len(blocks_at_once(group));
+    groups.map(|group| larger_of(0.0, group.iter().map(|&value| widen(value)))).collect()
 }
 
 /// Returns the largest of an amax and the magnitudes of `values`, where infinity and NaN are the largest.
