@@ -110,10 +110,13 @@ impl ArchError {
     }
 }
 
-/// Returns advice for the kinds of I/O error that a user can fix.
-fn io_advice(error: &IoError) -> &'static str {
+/// Returns advice for the kinds of I/O error that a user can fix: a clause, or nothing.
+pub fn io_advice(error: &IoError) -> &'static str {
     match error.kind() {
-        ErrorKind::PermissionDenied => "; check the permissions or choose another place",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free space on that disk or write somewhere else",
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            "; check the permissions or choose another place"
+        }
         ErrorKind::NotFound => "; check the path",
         _ => "",
     }
@@ -131,8 +134,13 @@ mod tests {
 
     #[test]
     fn an_io_error_names_the_file_and_what_to_do() {
-        let error = ArchError::io("read", Path::new("m/config.json"))(ErrorKind::PermissionDenied.into());
-        assert_eq!(error.to_string(), "cannot read `m/config.json`; check the permissions or choose another place");
+        for (kind, advice) in [
+            (ErrorKind::PermissionDenied, "; check the permissions or choose another place"),
+            (ErrorKind::StorageFull, "; free space on that disk or write somewhere else"),
+        ] {
+            let error = ArchError::io("write", Path::new("m/config.json"))(kind.into());
+            assert_eq!(error.to_string(), format!("cannot write `m/config.json`{advice}"));
+        }
     }
 
     #[test]

@@ -124,6 +124,7 @@ impl RunError {
 mod tests {
     use std::path::PathBuf;
 
+    use firebrick_arch::ArchError;
     use firebrick_model::ModelError;
 
     use super::*;
@@ -136,7 +137,7 @@ mod tests {
             [
                 StorageError::writing(Path::new("file"), 9, source()).into(),
                 StorageError::io("rename to", Path::new("file"), source()).into(),
-                ModelError::Io { action: "write", path: path.clone(), source: source() }.into(),
+                ModelError::from(ArchError::io("write", &path)(source())).into(),
             ]
         };
         for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded] {
