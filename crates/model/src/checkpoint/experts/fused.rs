@@ -15,7 +15,6 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::checkpoint::read::convert;
 use crate::checkpoint::read::shard::Shard;
 use crate::checkpoint::tensor::TensorBytes;
 use crate::error::ModelError;
@@ -154,27 +153,22 @@ impl ExpertSlice {
     }
 
     pub(crate) fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
-        let (stored, shape) = (self.device_dtype(name)?, self.shape.clone());
+        let (stored, shape) = (self.weight_dtype(name)?, self.shape.clone());
         let mut bytes = vec![0; shape.iter().product::<usize>() * stored.size()];
         self.read_elements(stored, &mut bytes)?;
         Ok(TensorBytes { dtype: self.dtype(), shape, bytes })
     }
 
     /// Returns the format of its elements on a device.
-    fn device_dtype(&self, name: &str) -> Result<DType, ModelError> {
-        let unsupported = || ModelError::UnsupportedDtype {
-            name: name.to_owned(),
-            path: self.path().to_path_buf(),
-            got: format!("{:?}", self.dtype()),
-        };
-        convert::device_dtype(self.dtype()).ok_or_else(unsupported)
+    pub(crate) fn weight_dtype(&self, name: &str) -> Result<DType, ModelError> {
+        self.shard.weight_dtype(&self.stored, name)
     }
 
     pub(crate) fn read_f32(&self, name: &str) -> Result<Vec<f32>, ModelError> {
-        self.device_dtype(name)?;
-        let mut bytes = vec![0; self.shape.iter().product::<usize>() * size_of::<f32>()];
-        self.read_elements(DType::F32, &mut bytes)?;
-        Ok(bytes.as_chunks().0.iter().map(|value| f32::from_ne_bytes(*value)).collect())
+        self.weight_dtype(name)?;
+        let mut values = vec![0.0; self.shape.iter().product()];
+        self.read_elements(DType::F32, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
     }
 
     /// Gathers elements of `N` bytes.

@@ -220,7 +220,7 @@ impl HfFolder {
         let codes = weight.read()?;
         if let Some(codes) = &codes {
             let scales = codes.scales.block.values();
-            convert::check_finite(&format!("{name} (scales)"), weight.path(), 0, &scales)?;
+            convert::check_finite(&format!("{name} (scales)"), weight.path(), &scales)?;
         }
         Ok(codes)
     }
@@ -270,7 +270,7 @@ impl HfFolder {
             Holder::OfExpert(slice) => slice.read_f32(name),
             Holder::Quantized(weight) => {
                 let values = weight.values()?;
-                convert::check_finite(name, weight.path(), 0, &values)?;
+                convert::check_finite(name, weight.path(), &values)?;
                 Ok(values)
             }
         }
