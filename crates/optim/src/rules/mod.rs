@@ -35,8 +35,7 @@ macro_rules! registry {
 }
 
 registry! {
-    AdamW => AdamWRule::with_f32_moments;
-    AdamW8bit | PagedAdamW8bit => AdamWRule::with_8bit_moments;
+    AdamW | AdamW8bit | PagedAdamW8bit => AdamWRule::new;
 }
 
 /// Memory of paged optimizer state, in bytes.
