@@ -366,14 +366,11 @@ mod tests {
     use std::fs::{File, OpenOptions, copy, read, remove_file, write};
 
     use firebrick_arch::{ArchError, ModelConfig};
-    use firebrick_kernels::MemoryOps;
-    use firebrick_kernels::backends::Flex;
     use firebrick_precision::FloatType;
     use serde_json::json;
     use tempfile::{TempDir, tempdir};
 
     use super::*;
-    use crate::checkpoint::read::ahead::{Limits, Request, read_ahead};
     use crate::checkpoint::write::{self, Fetched, write_safetensors, write_safetensors_f32};
     use crate::test_config::{shapes, tiny, write_folder_of};
 
@@ -401,25 +398,6 @@ mod tests {
         for (name, shape) in shapes(&config) {
             assert_eq!(folder.read_f32(&name, &shape).unwrap(), values(&name, shape.iter().product()), "{name}");
         }
-    }
-
-    #[test]
-    fn a_sharded_folder_is_read_ahead_across_its_files() {
-        let (_temp, dir, config) = sharded();
-        let folder = HfFolder::open(&dir).unwrap();
-        let requests =
-            shapes(&config).into_iter().map(|(name, shape)| Request { name, shape, dtype: None, format: None });
-        let requests: Vec<_> = requests.collect();
-        let allocate = |bytes| Flex::host_buffer(&Default::default(), bytes);
-        let limits = Limits { readers: 4, bytes: 1_000, piece: 300 };
-        read_ahead(&folder, &requests, limits, &allocate, |ahead| {
-            for Request { name, shape, .. } in &requests {
-                let stored: Vec<u8> =
-                    values(name, shape.iter().product()).iter().flat_map(|value| value.to_le_bytes()).collect();
-                assert_eq!(ahead.take(name).into_buffer(&allocate).unwrap()[..], stored, "{name}");
-            }
-        })
-        .unwrap();
     }
 
     #[test]
