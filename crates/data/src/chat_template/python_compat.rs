@@ -7,6 +7,7 @@ use std::borrow::Cow;
 
 use chrono::DateTime;
 use chrono::format::{Item, StrftimeItems};
+use firebrick_arch::python_json::repr;
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
@@ -105,7 +106,7 @@ fn is_printable(character: char) -> bool {
     !hidden
 }
 
-/// Returns Python's `repr` of a float: the fewest digits that round-trip; exponents of at least two digits from 1e16 and below 1e-4.
+/// Returns Python's `repr` of a float.
 fn repr_float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();
@@ -113,15 +114,7 @@ fn repr_float(value: f64) -> String {
     if value.is_infinite() {
         return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
     }
-    let scientific = format!("{value:e}");
-    let (digits, exponent) = scientific.split_once('e').expect("`{:e}` writes an exponent");
-    let exponent: i32 = exponent.parse().expect("`{:e}` writes a whole exponent");
-    if value == 0.0 || (-4..16).contains(&exponent) {
-        let plain = value.to_string();
-        return if plain.contains('.') { plain } else { format!("{plain}.0") };
-    }
-    let sign = if exponent < 0 { '-' } else { '+' };
-    format!("{digits}e{sign}{:02}", exponent.abs())
+    repr(value)
 }
 
 /// Writes values as `repr` or as `json.dumps` does.
