@@ -20,6 +20,7 @@ use crate::modules::PieceSpec;
 use crate::python_json::to_string_pretty;
 use crate::quantization::QUANTIZATION_CONFIG;
 use crate::spec::{MlpSpec, ModelSpec};
+use crate::text_names::layer_of;
 
 /// The key of the number format, and its name in transformers 4.
 const DTYPES: [&str; 2] = ["dtype", "torch_dtype"];
@@ -171,8 +172,7 @@ impl ModelConfig {
 
     /// Returns whether a tensor belongs to a layer that is not read.
     pub fn skips(&self, name: &str) -> bool {
-        let number = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-        number.and_then(|(number, _)| number.parse().ok()).is_some_and(|layer| self.skipped_layers.contains(&layer))
+        layer_of(name).is_some_and(|layer| self.skipped_layers.contains(&layer))
     }
 
     /// Changes a key of the text model, and of the wrapper where that has it too.

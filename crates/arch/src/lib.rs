@@ -50,6 +50,6 @@ pub use router::{ExpertGroups, RouterScores, RouterSpec, SharedExpertSpec};
 pub use spec::{Activation, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, SwigluConstants};
 pub use tensor_spec::{Role, TensorSpec};
 pub use tensors::{EMBEDDING, HEAD, is_stored_in_f32};
-pub use text_names::{TextLayout, is_other_part, other_modules, stored_name, text_name};
+pub use text_names::{TextLayout, is_other_part, layer_of, other_modules, stored_name, text_name};
 pub use token_rows::{TokenIndices, token_runs};
 pub use values::{Moment, Recompute, Value, ValueKind};

@@ -94,7 +94,7 @@ pub fn is_other_part(name: &str) -> bool {
 }
 
 /// Returns the number of the layer that a path such as `model.layers.3.mlp.up_proj` lies in.
-pub(crate) fn layer_of(path: &str) -> Option<usize> {
+pub fn layer_of(path: &str) -> Option<usize> {
     path.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }
 

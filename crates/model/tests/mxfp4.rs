@@ -145,7 +145,7 @@ fn scaled(factor: f32) -> TempDir {
         let values = tensors.tensor(name).unwrap().data().as_chunks().0.iter();
         Ok(values.flat_map(|value| (f32::from_le_bytes(*value) * by).to_le_bytes()).collect())
     };
-    write_safetensors(&temp.path().join(ADAPTER_WEIGHTS_FILE), &infos.collect(), &BTreeMap::new(), bytes_of).unwrap();
+    write_safetensors(&temp.path().join(ADAPTER_WEIGHTS_FILE), &infos.collect(), bytes_of).unwrap();
     read_adapter(temp.path()).unwrap();
     temp
 }

@@ -39,7 +39,7 @@ fn stored(path: &Path) -> BTreeMap<String, TensorBytes> {
 fn write_stored(path: &Path, tensors: &BTreeMap<String, TensorBytes>) {
     let info = |tensor: &TensorBytes| TensorInfo { dtype: tensor.dtype, shape: tensor.shape.clone() };
     let infos = tensors.iter().map(|(name, tensor)| (name.clone(), info(tensor))).collect();
-    write_safetensors(path, &infos, &BTreeMap::new(), |name| Ok(tensors[name].bytes.clone())).unwrap();
+    write_safetensors(path, &infos, |name| Ok(tensors[name].bytes.clone())).unwrap();
 }
 
 fn json_of(path: &Path) -> Value {

@@ -223,7 +223,7 @@ mod tests {
             Ok(all[..infos[name].byte_len()].to_vec())
         };
         let file = if sharded { "model-00001-of-00001.safetensors" } else { WEIGHTS_FILE };
-        write_safetensors(&dir.join(file), &infos, &BTreeMap::new(), bytes).unwrap();
+        write_safetensors(&dir.join(file), &infos, bytes).unwrap();
         if sharded {
             let map: BTreeMap<_, _> = infos.keys().map(|name| (name.clone(), file)).collect();
             write(dir.join(INDEX_FILE), serde_json::json!({ "weight_map": map }).to_string()).unwrap();

@@ -103,7 +103,7 @@ mod tests {
         let mut tensors: BTreeMap<String, TensorF32> =
             shapes(&config).into_iter().map(|(name, shape)| (name, counted_up(shape))).collect();
         tensors.extend(more.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.clone())));
-        write_safetensors_f32(&dir.join(WEIGHTS_FILE), &tensors, &BTreeMap::new()).unwrap();
+        write_safetensors_f32(&dir.join(WEIGHTS_FILE), &tensors).unwrap();
         config
     }
 

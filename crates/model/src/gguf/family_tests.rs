@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{copy, create_dir, read, read_dir, read_to_string, write};
 use std::path::{Path, PathBuf};
 
+use firebrick_arch::layer_of;
 use safetensors::SafeTensors;
 use safetensors::tensor::serialize;
 use serde_json::{Map, Value as Json, from_str, json};
@@ -114,9 +115,8 @@ fn changed_fixture(name: &str, changes: &Map<String, Json>, to: &Path) {
 fn keep_last_layers(path: &Path, count: usize) {
     let bytes = read(path).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let layer = |name: &str| name.strip_prefix("model.layers.")?.split_once('.')?.0.parse::<usize>().ok();
-    let first = 1 + tensors.names().into_iter().filter_map(layer).max().unwrap() - count;
-    let kept = tensors.tensors().into_iter().filter_map(|(name, view)| match layer(&name) {
+    let first = 1 + tensors.names().into_iter().filter_map(layer_of).max().unwrap() - count;
+    let kept = tensors.tensors().into_iter().filter_map(|(name, view)| match layer_of(&name) {
         Some(number) if number < first => None,
         Some(number) => Some((name.replacen(&format!(".{number}."), &format!(".{}.", number - first), 1), view)),
         None => Some((name, view)),

@@ -41,7 +41,7 @@ fn folder(width: usize, stored: Dtype) -> (TempDir, HfFolder, ModelConfig) {
         let values = normal(infos[name].shape.iter().product(), 1.0, &mut stream(3, name));
         Ok(encode(&values, stored))
     };
-    write_safetensors(&temp.path().join(WEIGHTS_FILE), &infos, &BTreeMap::new(), bytes).unwrap();
+    write_safetensors(&temp.path().join(WEIGHTS_FILE), &infos, bytes).unwrap();
     let folder = HfFolder::open(temp.path()).unwrap();
     (temp, folder, config)
 }

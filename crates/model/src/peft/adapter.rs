@@ -10,8 +10,9 @@ use std::path::Path;
 
 use firebrick_arch::json::read_text;
 use firebrick_arch::{
-    ArchError, EMBEDDING, HEAD, ModelConfig, ModelSpec, TextLayout, adapter_layout, is_other_part, lora_tensor_names,
-    magnitude_tensor_name, name_in_adapter, saved_tensor_name, text_name_in_adapter, token_rows_name,
+    ArchError, EMBEDDING, HEAD, ModelConfig, ModelSpec, TextLayout, adapter_layout, is_other_part, layer_of,
+    lora_tensor_names, magnitude_tensor_name, name_in_adapter, saved_tensor_name, text_name_in_adapter,
+    token_rows_name,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -242,7 +243,7 @@ pub(crate) fn write_adapter(
     let names: Vec<String> = tensors.keys().cloned().collect();
     let layout = model.wrapper.map_or(TextLayout::Alone, |_| TextLayout::ModelFirst);
     let stored: BTreeMap<_, _> = tensors.iter().map(|(name, tensor)| (name_in_adapter(name, layout), tensor)).collect();
-    write_safetensors_f32(&dir.join(ADAPTER_WEIGHTS_FILE), &stored, &BTreeMap::new())?;
+    write_safetensors_f32(&dir.join(ADAPTER_WEIGHTS_FILE), &stored)?;
     let (settings, targets) = match layout {
         TextLayout::Alone => (config.clone(), target_names(config, &model.spec, &names)),
         _ => {
@@ -305,13 +306,8 @@ pub(super) fn lora_modules(names: &[String]) -> Vec<String> {
 fn lora_module(name: &str) -> Option<&str> {
     let suffixes = [A_SUFFIX, B_SUFFIX, MAGNITUDE_SUFFIX];
     let stem = suffixes.into_iter().find_map(|suffix| name.strip_suffix(suffix))?;
-    stem.strip_prefix(PREFIX).filter(|module| is_module_of_a_layer(module))
-}
-
-/// Returns whether a path lies inside a layer. Loading onto a model checks that it has such a module.
-fn is_module_of_a_layer(module: &str) -> bool {
-    let parts = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-    parts.is_some_and(|(layer, _)| layer.parse::<usize>().is_ok())
+    // Loading onto a model checks that its layer has such a module.
+    stem.strip_prefix(PREFIX).filter(|module| layer_of(module).is_some())
 }
 
 /// Checks that settings and matrices name the same modules.
@@ -484,7 +480,7 @@ mod tests {
         let path = dir.join(ADAPTER_WEIGHTS_FILE);
         let mut tensors = read_adapter_f32(&path).unwrap();
         change(&mut tensors);
-        write_safetensors_f32(&path, &tensors, &BTreeMap::new()).unwrap();
+        write_safetensors_f32(&path, &tensors).unwrap();
         read_adapter(dir).unwrap_err().to_string()
     }
 

@@ -528,7 +528,7 @@ mod tests {
                 _ => vec![0; 16],
             })
         };
-        write_safetensors(&path, &BTreeMap::from(infos), &BTreeMap::new(), bytes).unwrap();
+        write_safetensors(&path, &BTreeMap::from(infos), bytes).unwrap();
         let folder = HfFolder::open(temp.path()).unwrap();
         assert_eq!(folder.read_f32("b", &[2]).unwrap(), [1.5, half::bf16::from_f32(-3e38).to_f32()]);
         assert_eq!(folder.read_f32("h", &[2]).unwrap(), [0.25, -65504.0]);
@@ -542,7 +542,7 @@ mod tests {
         let temp = tempdir().unwrap();
         let large = TensorF32 { shape: vec![700_001], values: values("large", 700_001) };
         let path = temp.path().join(WEIGHTS_FILE);
-        write_safetensors_f32(&path, &BTreeMap::from([("large".to_owned(), large.clone())]), &BTreeMap::new()).unwrap();
+        write_safetensors_f32(&path, &BTreeMap::from([("large".to_owned(), large.clone())])).unwrap();
         assert_eq!(HfFolder::open(temp.path()).unwrap().read_f32("large", &[700_001]).unwrap(), large.values);
         assert_eq!(read_adapter_f32(&path).unwrap()["large"], large);
         assert_eq!(read(&path).unwrap().len() % 4, 0);

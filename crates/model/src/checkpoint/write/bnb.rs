@@ -137,7 +137,7 @@ impl<'a> Shards<'a> {
         let spool = self.spool.get_mut();
         let infos = self.tensors.iter().map(|(name, (info, _))| (name.clone(), info.clone())).collect();
         let tensors = &self.tensors;
-        write_safetensors(&path, &infos, &BTreeMap::new(), |name| {
+        write_safetensors(&path, &infos, |name| {
             let (info, start) = &tensors[name];
             let mut bytes = vec![0; info.byte_len()];
             let read = spool.seek(SeekFrom::Start(*start)).and_then(|_| spool.read_exact(&mut bytes));
