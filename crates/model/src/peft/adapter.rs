@@ -430,18 +430,13 @@ fn model_card(config: &LoraConfig, model: &ModelConfig) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{File, read, read_dir, read_to_string, remove_file, write};
+    use std::fs::{File, read_to_string, remove_file, write};
 
     use tempfile::{TempDir, tempdir};
 
     use super::*;
     use crate::test_config::tiny;
     use firebrick_arch::{ModelConfig, WRAPPERS};
-
-    fn matrix(shape: [usize; 2], start: f32) -> TensorF32 {
-        let values = (0..shape[0] * shape[1]).map(|i| start + i as f32).collect();
-        TensorF32 { shape: shape.to_vec(), values }
-    }
 
     fn lora(names: &[&str]) -> LoraConfig {
         LoraConfig {
@@ -482,16 +477,6 @@ mod tests {
         change(&mut tensors);
         write_safetensors_f32(&path, &tensors).unwrap();
         read_adapter(dir).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn writing_again_gives_equal_bytes() {
-        let (dir, lora, tensors) = written(&["all-linear"]);
-        let before = read(dir.path().join(ADAPTER_WEIGHTS_FILE)).unwrap();
-        write_adapter(dir.path(), &lora, &tiny(&[]).unwrap(), &tensors).unwrap();
-        assert_eq!(read(dir.path().join(ADAPTER_WEIGHTS_FILE)).unwrap(), before);
-        assert_eq!(read_dir(dir.path()).unwrap().count(), 3);
-        assert!(read_to_string(dir.path().join("README.md")).unwrap().contains("base_model: owner/tiny\n"));
     }
 
     #[test]
@@ -557,7 +542,7 @@ mod tests {
         for name in names {
             let (dir, ..) = written(&["q_proj"]);
             let message = rewrite_tensors(dir.path(), |tensors| {
-                tensors.insert(name.to_owned(), matrix([2, 8], 0.0));
+                tensors.insert(name.to_owned(), TensorF32 { shape: vec![2, 8], values: vec![0.0; 16] });
             });
             assert!(message.contains(name) && message.contains("not a LoRA matrix"), "{message}");
         }

@@ -2,18 +2,17 @@
 //!
 //! transformers and PEFT wrote the fixtures.
 
-use std::collections::BTreeMap;
 use std::fs::{copy, create_dir_all, read, read_to_string, write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use firebrick_arch::folder::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, PREPROCESSOR_FILES, WEIGHTS_FILE};
 use firebrick_arch::{CONFIG_FILE, TextLayout, is_other_part, name_in_adapter, text_name, text_name_in_adapter};
-use firebrick_model::checkpoint::{TensorBytes, TensorInfo, write_safetensors};
 use firebrick_model::peft::read_adapter;
-use firebrick_model::{Bnb4bit, Companions, HfFolder, Merge, ModelConfig, merge_adapter};
-use safetensors::SafeTensors;
+use firebrick_model::{Bnb4bit, HfFolder, Merge, ModelConfig, merge_adapter};
 use serde_json::{Value, from_str, json};
 use tempfile::tempdir;
+
+use crate::{fixture, plain_merge, stored, write_stored};
 
 const LAYOUTS: [(&str, TextLayout); 4] = [
     ("tiny-gemma3-vl", TextLayout::LanguageModelFirst),
@@ -23,33 +22,13 @@ const LAYOUTS: [(&str, TextLayout); 4] = [
 ];
 const PROJECTIONS: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
-}
-
-/// Reads every tensor of a file as it is stored.
-fn stored(path: &Path) -> BTreeMap<String, TensorBytes> {
-    let bytes = read(path).unwrap();
-    let tensor = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
-        (name, TensorBytes { dtype: view.dtype(), shape: view.shape().to_vec(), bytes: view.data().to_vec() })
-    };
-    SafeTensors::deserialize(&bytes).unwrap().tensors().into_iter().map(tensor).collect()
-}
-
-fn write_stored(path: &Path, tensors: &BTreeMap<String, TensorBytes>) {
-    let info = |tensor: &TensorBytes| TensorInfo { dtype: tensor.dtype, shape: tensor.shape.clone() };
-    let infos = tensors.iter().map(|(name, tensor)| (name.clone(), info(tensor))).collect();
-    write_safetensors(path, &infos, |name| Ok(tensors[name].bytes.clone())).unwrap();
-}
-
 fn json_of(path: &Path) -> Value {
     from_str(&read_to_string(path).unwrap()).unwrap()
 }
 
 /// Merges an adapter into a model, which may be written in 4 bits.
 fn merge(model: &Path, adapter: &Path, to: &Path, bnb_4bit: Option<Bnb4bit>) {
-    let companions = Companions { from: model.to_owned(), ..Companions::default() };
-    let merge = Merge { model, adapter, requantized: None, dtype: None, bnb_4bit, mxfp4: false, companions };
+    let merge = Merge { bnb_4bit, ..plain_merge(model, adapter) };
     assert_eq!(merge_adapter(&merge, to).unwrap().modules, 14);
 }
 
