@@ -135,10 +135,9 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         };
         let is_float = weight.scales(format)? == MatrixScales::Float
             || (has_codes && weight.pieces.len() > 1 && !keeps_narrow_scales(format));
-        let mut buffer = B::host_buffer(self.device, columns * size_of::<f32>());
-        buffer.as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = 1.0f32.to_ne_bytes());
+        let ones = Values::of_f32(&vec![1.0; columns], &|bytes| B::host_buffer(self.device, bytes));
         let row = TensorSpec { shape: vec![1, columns], ..tensor.clone() };
-        let mut row = self.quantize(&row.into(), Values::here(buffer, DType::F32), format)?;
+        let mut row = self.quantize(&row.into(), ones, format)?;
         if is_float && !matches!(row.scales, BlockScales::Float(_)) {
             row.scales = BlockScales::Float(Tensor::ones([row.blocks()], (self.device, DType::F32)));
         }
@@ -172,12 +171,8 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         let buffer = values.into_buffer(&allocate)?;
         let refused = |source| ModelError::Quantize { name: weight.tensor.name.clone(), source };
         let quantized = format.quantize_bytes(&buffer, stored, &shape).map_err(refused)?;
-        Ok(self.upload_quantized(quantized, scales))
-    }
-
-    fn upload_quantized(&self, quantized: QuantizedTensor, scales: MatrixScales) -> QuantizedWeight<B> {
         let quantized = QuantizedTensor { scales: in_form(quantized.scales, scales), ..quantized };
-        QuantizedWeight::<B>::upload(&quantized, self.device)
+        Ok(QuantizedWeight::<B>::upload(&quantized, self.device))
     }
 
     /// Quantizes a weight that is on the device, on whichever side is faster.
@@ -187,14 +182,12 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         weight_oi: Tensor<B, 2>,
         format: QuantFormat,
     ) -> Result<Weight<B>, ModelError> {
-        let (scales, shape) = (weight.scales(format)?, weight_oi.dims());
-        if self.quantizes_on_device && scales == MatrixScales::OfFormat {
+        if self.quantizes_on_device && weight.scales(format)? == MatrixScales::OfFormat {
             return Ok(Weight::Quantized(B::quantize_weight(weight_oi, format)));
         }
         let values = weight_oi.into_data().to_vec::<f32>().expect("the remainder of a weight is f32");
-        let refused = |source| ModelError::Quantize { name: weight.tensor.name.clone(), source };
-        let quantized = format.quantize(&values, &shape).map_err(refused)?;
-        Ok(Weight::Quantized(self.upload_quantized(quantized, scales)))
+        let values = Values::of_f32(&values, &|bytes| B::host_buffer(self.device, bytes));
+        Ok(Weight::Quantized(self.quantize(weight, values, format)?))
     }
 
     pub(super) fn upload(

@@ -47,11 +47,7 @@ impl<B: Kernels> Decoder<B> {
                 Role::Bias | Role::RouterCorrection => vec![0.0; elements],
                 _ => normal(elements, deviation, &mut stream(seed, &tensor.name)),
             };
-            let mut buffer = B::host_buffer(device, elements * size_of::<f32>());
-            for (bytes, value) in buffer.as_chunks_mut().0.iter_mut().zip(values) {
-                *bytes = value.to_ne_bytes();
-            }
-            Ok(Values::here(buffer, DType::F32))
+            Ok(Values::of_f32(&values, &|bytes| B::host_buffer(device, bytes)))
         };
         from_values(&config, options, division, device, &mut read)
     }
