@@ -95,19 +95,6 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_give_what_one_block_at_a_time_gives() {
-        let values = Draws(6).vector((1 << 18) + 77, 0.1);
-        let map = DynamicMap::signed();
-        let whole = quantize(&values, map).unwrap();
-        for (index, block) in values.chunks(BLOCK_SIZE).enumerate() {
-            let alone = quantize(block, map).unwrap();
-            let start = index * BLOCK_SIZE;
-            assert_eq!(whole.codes[start..start + block.len()], alone.codes);
-            assert_eq!(whole.absmax[index], alone.absmax[0]);
-        }
-    }
-
-    #[test]
     fn the_error_names_the_value_that_is_not_finite() {
         let map = DynamicMap::signed();
         let error = quantize(&[1.0, 2.0, f32::NEG_INFINITY], map).unwrap_err();

@@ -363,7 +363,7 @@ fn is_file_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{File, OpenOptions, copy, read, remove_file, write};
+    use std::fs::{File, OpenOptions, copy, remove_file, write};
 
     use firebrick_arch::{ArchError, ModelConfig};
     use firebrick_precision::FloatType;
@@ -388,16 +388,6 @@ mod tests {
         write::write_sharded(&dir, &config, FloatType::F32, None, None, 2_000, fetch).unwrap();
         assert!(dir.join("model-00001-of-00003.safetensors").is_file());
         (temp, dir, config)
-    }
-
-    #[test]
-    fn every_tensor_of_a_sharded_folder_reads_back() {
-        let (_temp, dir, config) = sharded();
-        let folder = HfFolder::open(&dir).unwrap();
-        folder.check_complete(&config).unwrap();
-        for (name, shape) in shapes(&config) {
-            assert_eq!(folder.read_f32(&name, &shape).unwrap(), values(&name, shape.iter().product()), "{name}");
-        }
     }
 
     #[test]
@@ -545,6 +535,5 @@ mod tests {
         write_safetensors_f32(&path, &BTreeMap::from([("large".to_owned(), large.clone())])).unwrap();
         assert_eq!(HfFolder::open(temp.path()).unwrap().read_f32("large", &[700_001]).unwrap(), large.values);
         assert_eq!(read_adapter_f32(&path).unwrap()["large"], large);
-        assert_eq!(read(&path).unwrap().len() % 4, 0);
     }
 }
