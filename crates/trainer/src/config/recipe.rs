@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use firebrick_kernels::Recompute;
 
 use crate::config::source::{Language, Source};
-use crate::config::{ConfigError, RunConfig, RunLength, Warmup, check, schema};
+use crate::config::{ConfigError, RunConfig, Warmup, check, schema};
 use crate::shipped;
 
 impl RunConfig {
@@ -67,10 +67,7 @@ impl RunConfig {
     /// Returns the recipe with every default that depends on another key filled in, and one name for each setting.
     fn resolved(&self) -> RunConfig {
         let mut config = self.clone();
-        match self.length() {
-            RunLength::Steps(steps) => config.train.steps = Some(steps),
-            RunLength::Epochs(epochs) => config.train.epochs = Some(epochs),
-        }
+        (config.train.steps, config.train.epochs) = self.length().keys();
         match self.warmup() {
             Warmup::Steps(steps) => config.train.warmup_steps = Some(steps),
             Warmup::Ratio(ratio) => config.train.warmup_ratio = Some(ratio),

@@ -30,7 +30,7 @@ fn refusal(text: &str, overrides: &[&str]) -> String {
 fn model_and_data_are_enough() {
     let config = read(SMALLEST, &[]).unwrap();
     assert_eq!(config.name, "x");
-    assert_eq!(config.length(), RunLength::Epochs(1.0));
+    assert_eq!(config.length(), Interval::Epochs(1.0));
     assert_eq!(config.recompute(), None);
     assert_eq!(config.compute(), Compute::Plain(FloatType::Bf16));
     assert_eq!((config.mode(), config.learning_rate()), (Mode::Lora, 2e-4));
@@ -237,7 +237,7 @@ fn override_of_a_key_that_takes_a_text_is_the_text_that_was_typed() {
 fn override_of_one_exclusive_key_replaces_the_other_of_the_file() {
     let text = format!("{SMALLEST}[train]\nepochs = 2\ngrad_checkpointing = true\n");
     let config = read(&text, &["train.steps=3", "train.recompute=none"]).unwrap();
-    assert_eq!(config.length(), RunLength::Steps(3));
+    assert_eq!(config.length(), Interval::Steps(3));
     assert_eq!(config.recompute(), Some(Recompute::None));
 }
 

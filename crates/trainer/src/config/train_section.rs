@@ -115,15 +115,6 @@ section! {
     }
 }
 
-/// How long a run is: `train.steps` or `train.epochs`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum RunLength {
-    /// Optimizer steps.
-    Steps(u64),
-    /// Passes over the data.
-    Epochs(f64),
-}
-
 /// How long the learning rate increases: `train.warmup_steps` or `train.warmup_ratio`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Warmup {
@@ -133,7 +124,7 @@ pub enum Warmup {
     Ratio(f64),
 }
 
-/// How often something happens during a run; set by a key in steps or one in epochs.
+/// How long a run is, or how often something happens during it; set by a key in steps or one in epochs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Interval {
     /// Optimizer steps; 0 is never.
@@ -179,11 +170,8 @@ impl RunConfig {
     }
 
     /// Returns how long the run is.
-    pub fn length(&self) -> RunLength {
-        match self.train.steps {
-            Some(steps) => RunLength::Steps(steps),
-            None => RunLength::Epochs(self.train.epochs.unwrap_or(1.0)),
-        }
+    pub fn length(&self) -> Interval {
+        self.train.steps.map_or_else(|| Interval::Epochs(self.train.epochs.unwrap_or(1.0)), Interval::Steps)
     }
 
     /// Returns how long the learning rate increases.

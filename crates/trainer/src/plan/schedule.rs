@@ -1,16 +1,16 @@
 //! Decisions about the course of a run: its steps, the intervals between events, the learning rate, and the order of rows.
 
-use crate::config::{Interval, Mode, RunConfig, RunLength, Warmup};
+use crate::config::{Interval, Mode, RunConfig, Warmup};
 use crate::plan::{Chosen, Made};
 
 /// Returns the number of optimizer steps of a run over so many rows.
 pub(super) fn steps(config: &RunConfig, rows: usize, per_step: usize) -> Chosen<u64> {
     match config.length() {
-        RunLength::Steps(steps) => {
+        Interval::Steps(steps) => {
             let epochs = steps as f64 * per_step as f64 / rows as f64;
             Chosen::new(steps, format!("the recipe: {epochs:.2} epochs of {rows} rows"))
         }
-        RunLength::Epochs(epochs) => {
+        Interval::Epochs(epochs) => {
             let steps = (epochs * rows as f64 / per_step as f64).ceil().max(1.0) as u64;
             Chosen::new(steps, format!("{epochs} epochs of {rows} rows, {per_step} rows per step, rounded up"))
         }
