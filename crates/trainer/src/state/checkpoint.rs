@@ -6,7 +6,6 @@
 //!
 //! `checkpoint_folder` makes the folder complete or absent; this file defines its content.
 
-use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +15,8 @@ use firebrick_kernels::Kernels;
 use firebrick_model::{CollectedWeights, Companions, Decoder, HfFolder};
 use firebrick_optim::{HostTensor, LossScaleState, Optimizer, StateDict};
 use firebrick_precision::FloatType;
-use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
@@ -166,7 +166,7 @@ impl<B: Kernels> Snapshot<'_, B> {
     pub fn write(self, run_folder: &Path, keep: Keep) -> Result<CheckpointWriter, RunError> {
         let parameters = self.model.parameters();
         let optimizer = self.optimizer.save();
-        let state_bytes: usize = optimizer.values().map(|tensor| StoredTensor::new(tensor).data_len()).sum();
+        let state_bytes: usize = optimizer.values().map(|tensor| stored(tensor).data().len()).sum();
         let parameter_bytes: usize = parameters.iter().map(|parameter| 4 * parameter.elements()).sum();
         let bytes = (state_bytes + parameter_bytes) as u64;
         make_room(run_folder, bytes, keep)?;
@@ -193,7 +193,7 @@ pub fn save_part<B: Kernels>(
     optimizer: &Optimizer<B>,
 ) -> Result<(), RunError> {
     let state = optimizer.save();
-    let bytes: usize = state.values().map(|tensor| StoredTensor::new(tensor).data_len()).sum();
+    let bytes: usize = state.values().map(|tensor| stored(tensor).data().len()).sum();
     let file = CheckpointWriter::unfinished(run_folder, step).join(format!("{OPTIMIZER_PART}{rank}.safetensors"));
     Ok(write_optimizer(&file, &state, bytes as u64)?)
 }
@@ -280,47 +280,13 @@ pub fn restore<B: Kernels>(
     Ok(())
 }
 
-/// A state tensor that safetensors writes one at a time, so that the bytes of all tensors never exist at once.
-struct StoredTensor<'a> {
-    tensor: &'a HostTensor,
-    shape: [usize; 1],
-}
-
-impl<'a> StoredTensor<'a> {
-    fn new(tensor: &'a HostTensor) -> Self {
-        let elements = match tensor {
-            HostTensor::F32(values) => values.len(),
-            HostTensor::U8(codes) => codes.len(),
-        };
-        Self { tensor, shape: [elements] }
-    }
-}
-
-impl View for StoredTensor<'_> {
-    fn dtype(&self) -> Dtype {
-        match self.tensor {
-            HostTensor::F32(_) => Dtype::F32,
-            HostTensor::U8(_) => Dtype::U8,
-        }
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        match self.tensor {
-            HostTensor::F32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>().into(),
-            HostTensor::U8(codes) => codes.as_slice().into(),
-        }
-    }
-
-    fn data_len(&self) -> usize {
-        match self.tensor {
-            HostTensor::F32(values) => 4 * values.len(),
-            HostTensor::U8(codes) => codes.len(),
-        }
-    }
+/// Returns a state tensor as safetensors stores it: its elements are little-endian, as they are in memory.
+fn stored(tensor: &HostTensor) -> TensorView<'_> {
+    let (dtype, elements, bytes) = match tensor {
+        HostTensor::F32(values) => (Dtype::F32, values.len(), bytemuck::cast_slice(values)),
+        HostTensor::U8(codes) => (Dtype::U8, codes.len(), codes.as_slice()),
+    };
+    TensorView::new(dtype, vec![elements], bytes).expect("a flat tensor has the bytes of its elements")
 }
 
 /// Returns the files of other ranks, sorted by name.
@@ -335,7 +301,7 @@ fn optimizer_parts(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
 }
 
 fn write_optimizer(path: &Path, state: &StateDict, bytes: u64) -> Result<(), StorageError> {
-    let views = state.iter().map(|(name, tensor)| (name, StoredTensor::new(tensor)));
+    let views = state.iter().map(|(name, tensor)| (name, stored(tensor)));
     safetensors::serialize_to_file(views, None, path).map_err(|error| match error {
         SafeTensorError::IoError(source) => StorageError::writing(path, bytes, source),
         other => unreachable!("the shapes of flat tensors are those of their bytes: {other}"),
