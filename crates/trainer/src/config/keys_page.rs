@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::config::other_names::{self, Answer};
-use crate::config::schema::{reference, schema};
+use crate::config::schema::{properties, reference, schema};
 
 const HEAD: &str = "\
 # Every key of a recipe
@@ -51,10 +51,6 @@ fn page() -> String {
         &elsewhere,
     );
     page
-}
-
-fn properties(of: &Value) -> impl Iterator<Item = (&str, &Value)> {
-    of["properties"].as_object().into_iter().flatten().map(|(key, value)| (key.as_str(), value))
 }
 
 fn write_section(page: &mut String, title: &str, name: &str, of: &Value, schema: &Value, elsewhere: &Elsewhere) {
