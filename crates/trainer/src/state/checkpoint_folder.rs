@@ -278,17 +278,6 @@ mod tests {
     }
 
     #[test]
-    fn a_committed_checkpoint_is_the_latest() {
-        let run = tempfile::tempdir().unwrap();
-        assert_eq!(latest(run.path()).unwrap(), None);
-        let folder = save(run.path(), 9, 3);
-        save(run.path(), 10, 3);
-        assert_eq!(fs::read(folder.join("adapter/weights")).unwrap(), [1, 2, 3]);
-        let (step, newest) = latest(run.path()).unwrap().unwrap();
-        assert_eq!((step, fs::read(newest.join("state.json")).unwrap()), (10, b"10".to_vec()));
-    }
-
-    #[test]
     fn only_the_newest_are_kept() {
         let run = tempfile::tempdir().unwrap();
         for step in [1, 5, 10, 11, 100] {

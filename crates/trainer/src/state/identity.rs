@@ -197,14 +197,6 @@ mod tests {
     }
 
     #[test]
-    fn identity_survives_json_and_equals_itself() {
-        let text = serde_json::to_string(&identity()).unwrap();
-        let read: RunIdentity = serde_json::from_str(&text).unwrap();
-        assert_eq!(read, identity());
-        read.check(&identity()).unwrap();
-    }
-
-    #[test]
     fn the_first_difference_is_named_by_its_key() {
         let changed = |key: &str, value: Value| identity().check(&with(key, value)).unwrap_err().to_string();
         let message = changed("train.optimizer", json!("adamw_8bit"));

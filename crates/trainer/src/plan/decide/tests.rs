@@ -137,21 +137,21 @@ fn a_plan_continues_the_run_of_a_state_with_the_same_values() {
     }))
     .unwrap();
     identity.check(&RunIdentity::new(&plan, 42)).unwrap();
-    let settings = |learning_rate: f64| -> RunSettings {
+    let settings = |learning_rate: f64, steps: u64| -> RunSettings {
         let values = json!({
             "ranks": 1, "train.zero_stage": 0, "train.micro_batch_size": 1, "train.gradient_accumulation": 1,
             "train.recompute": "full", "train.learning_rate": learning_rate, "lora.dropout": 0.1,
             "lora.loraplus_lr_ratio": null, "train.schedule": "cosine", "train.min_lr": 0.0, "train.warmup_steps": 3,
-            "train.steps": 100, "train.weight_decay": 0.0, "train.max_grad_norm": 1.0, "train.adam_beta1": 0.9,
+            "train.steps": steps, "train.weight_decay": 0.0, "train.max_grad_norm": 1.0, "train.adam_beta1": 0.9,
             "train.adam_beta2": 0.999, "train.adam_epsilon": 1e-8, "train.loss_chunk_tokens": 1024, "train.log_every": 1,
             "eval.every_steps": 0, "checkpoint.every_steps": 500, "checkpoint.keep": 3,
         });
         serde_json::from_value(values).unwrap()
     };
     let now = RunSettings::new(&plan);
-    assert_eq!(settings(2e-4).changes(&now), None);
-    let expected = "changed since the checkpoint: train.learning_rate 0.001 -> 0.0002";
-    assert_eq!(settings(1e-3).changes(&now).as_deref(), Some(expected));
+    assert_eq!(settings(2e-4, 100).changes(&now), None);
+    let expected = "changed since the checkpoint: train.learning_rate 0.001 -> 0.0002, train.steps 90 -> 100";
+    assert_eq!(settings(1e-3, 90).changes(&now).as_deref(), Some(expected));
     let text = |changes: &[&str]| RunIdentity::new(&resolve(changes).unwrap(), 42);
     let message = text(&[]).check(&text(&["preference={}"])).unwrap_err().to_string();
     assert!(message.contains("made with preference = nothing, now it is {\"loss\":\"dpo\""), "{message}");
