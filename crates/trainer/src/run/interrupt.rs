@@ -293,12 +293,4 @@ mod tests {
         stopped.time_is_up();
         assert_eq!(stopped.exit_status(), 0, "an earlier request keeps its reason");
     }
-
-    #[test]
-    fn clones_share_one_request() {
-        let interrupt = Interrupt::detached();
-        let clone = interrupt.clone();
-        interrupt.request();
-        assert!(clone.is_requested() && clone.exit_status() == 0);
-    }
 }
