@@ -133,61 +133,48 @@ pub fn prepare(
     length_group: Option<usize>,
 ) -> Result<Prepared, RunError> {
     let profile = request.profile();
-    let data = Data::read(&recipe, date, &profile, need, (world_size, length_group))?;
-    let Data {
-        model,
-        folder,
-        adapter,
-        weights,
-        tokenizer,
-        template,
-        cache,
-        held_out,
-        train,
-        shape,
-        prompts,
-        mut notes,
-    } = data;
-    let inputs = PlanInputs { config: &recipe, profile: &profile, model: &model, data: &shape, world_size, request };
-    let mut plan = Plan::resolve(inputs)?.with_folders(folder.clone(), adapter);
+    let mut data = Data::read(&recipe, date, &profile, need, (world_size, length_group))?;
+    let (model, shape) = (&data.model, &data.shape);
+    let inputs = PlanInputs { config: &recipe, profile: &profile, model, data: shape, world_size, request };
+    let mut plan = Plan::resolve(inputs)?.with_folders(data.folder.clone(), data.adapter);
     check_groups(&plan)?;
     // The disk of another machine is unknown.
     let of_disk = if profile.named.is_none() { plan.check_disk()? } else { None };
     plan.warnings.extend(of_disk);
-    notes.extend(weights.and_then(|weights| base_note(&weights, &model, &plan)));
-    let evaluation = match held_out {
-        Some((documents, names)) if prompts.is_none() => {
-            EvaluationSet::new(&plan, &documents, &names, train.options(), &tokenizer)?
+    data.notes.extend(data.weights.and_then(|weights| base_note(&weights, &data.model, &plan)));
+    let evaluation = match data.held_out {
+        Some((documents, names)) if data.prompts.is_none() => {
+            EvaluationSet::new(&plan, &documents, &names, data.train.options(), &data.tokenizer)?
         }
         _ => EvaluationSet::default(),
     };
-    notes.extend(evaluation.note());
-    let sampling = ChosenSampling::resolve(&folder, None, TypedSampling::default())?;
+    data.notes.extend(evaluation.note());
+    let sampling = ChosenSampling::resolve(&data.folder, None, TypedSampling::default())?;
     if !plan.sample_prompts.value.is_empty() {
-        notes.extend(sampling.note());
+        data.notes.extend(sampling.note());
     }
     let companions = Companions {
-        from: folder,
-        chat_template: template,
+        from: data.folder,
+        chat_template: data.template,
         chat_settings: chat_settings::to_json(
-            tokenizer.template_defaults(),
+            data.tokenizer.template_defaults(),
             plan.long_rope.as_ref().map(|_| plan.max_seq_len.value),
         ),
-        tokenizer: tokenizer.changed_files()?,
+        tokenizer: data.tokenizer.changed_files()?,
     };
     Ok(Prepared {
         recipe,
         plan,
-        model_config: model,
+        model_config: data.model,
         companions,
-        tokenizer,
+        tokenizer: data.tokenizer,
         date,
-        cache,
-        train,
-        prompts,
+        cache: data.cache,
+        train: data.train,
+        prompts: data.prompts,
         evaluation,
         sampling,
-        data_notes: notes,
+        data_notes: data.notes,
     })
 }
 
