@@ -29,6 +29,16 @@ use crate::config::EvalConfig;
 use crate::metrics::Evaluation;
 use crate::plan::{Plan, compute_format};
 
+/// Writes a line on standard error.
+pub fn warn(text: &str) {
+    write_line(&mut std::io::stderr(), text);
+}
+
+/// Writes a line. What cannot be written is dropped, since a terminal or pipe that is gone must not end a run.
+fn write_line(out: &mut dyn Write, text: &str) {
+    let _ = writeln!(out, "{}", escaped(text)).and_then(|()| out.flush());
+}
+
 /// Standard output, which a test may turn off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Console {
@@ -42,11 +52,10 @@ impl Console {
     /// Prints nothing.
     pub const QUIET: Self = Self { verbose: false };
 
-    /// Prints a line. What cannot be written is dropped, since a terminal or pipe that is gone must not end a run.
+    /// Prints a line.
     pub fn print(self, text: &str) {
         if self.verbose {
-            let mut out = std::io::stdout().lock();
-            let _ = writeln!(out, "{}", escaped(text)).and_then(|()| out.flush());
+            write_line(&mut std::io::stdout().lock(), text);
         }
     }
 

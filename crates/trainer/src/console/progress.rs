@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use firebrick_hwprofile::human;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::console::escaped;
+use crate::console::{escaped, warn, write_line};
 use crate::metrics::{EvalMetrics, MetricSink, PairMetrics, PolicyMetrics, StepMetrics};
 use crate::storage::StorageError;
 
@@ -72,7 +72,7 @@ impl Progress {
     /// Prints a line above the bar.
     pub fn print(&mut self, text: &str) {
         match &mut self.display {
-            Display::Bar(bar) => bar.suspend(|| write_line(&mut io::stderr(), text)),
+            Display::Bar(bar) => bar.suspend(|| warn(text)),
             Display::Lines(lines) => write_line(&mut lines.out, text),
         }
     }
@@ -185,11 +185,6 @@ fn completions(policy: &PolicyMetrics) -> String {
         grouped(policy.sampled_per_s),
         grouped(policy.trained_per_s)
     )
-}
-
-/// Writes a line; a closed pipe must not end a training run.
-fn write_line(out: &mut dyn Write, text: &str) {
-    let _ = writeln!(out, "{}", escaped(text));
 }
 
 /// Formats "12,345".
