@@ -133,7 +133,7 @@ mod tests {
     fn on_a_card(gib: u64) -> Plan {
         let keys = ["pack=true", "train.micro_batch_size=auto", "train.rows_per_step=16"];
         let limit = format!("train.device_memory_gib={gib}");
-        Plan::resolve(Example::on("h100", &[&keys[..], &[limit.as_str()]].concat()).inputs()).unwrap()
+        Example::on("h100", &[&keys[..], &[limit.as_str()]].concat()).plan()
     }
 
     #[test]
