@@ -20,9 +20,9 @@ use super::takes_colors;
 use crate::convert::{Converted, Remark, convert};
 use crate::inspect::{Style, inspect};
 
-/// The recipe file, as a plain argument or as an option.
+/// The recipe file, as a plain argument or as an option, and what is changed in it.
 #[derive(Args)]
-pub(super) struct RecipeFile {
+pub(super) struct Recipe {
     /// The recipe: a path, or the name of a file in configs/.
     recipe: Option<PathBuf>,
     /// Recipes that are too many: clap would only call them unexpected.
@@ -31,10 +31,13 @@ pub(super) struct RecipeFile {
     /// The same recipe as an option.
     #[arg(long, value_name = "RECIPE")]
     config: Option<PathBuf>,
+    /// Override a key, e.g. --set train.learning_rate=1e-4. May be given several times.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(super) overrides: Vec<String>,
 }
 
-impl RecipeFile {
-    /// Returns the recipe; `None` if none was given.
+impl Recipe {
+    /// Returns the file; `None` if none was given.
     ///
     /// # Errors
     /// Several were given.
@@ -46,6 +49,11 @@ impl RecipeFile {
             }
             (first, _) => Ok(first),
         }
+    }
+
+    pub(super) fn load(&self) -> anyhow::Result<RunConfig> {
+        let file = self.given()?.context("give the recipe: a path, or the name of a file in configs/")?;
+        Ok(RunConfig::load(file, &self.overrides)?)
     }
 }
 
@@ -101,22 +109,6 @@ fn price_of(prices: &[Price], machine: Option<&AcceleratorSpec>) -> Option<f64> 
     let is_of = |price: &&Price| price.machine.is_some() && price.machine.map(|of| of.id) == machine.map(|of| of.id);
     let named = prices.iter().find(is_of);
     named.or_else(|| prices.iter().find(|price| price.machine.is_none())).map(|price| price.per_hour)
-}
-
-#[derive(Args)]
-pub(super) struct Recipe {
-    #[command(flatten)]
-    file: RecipeFile,
-    /// Override a key, e.g. --set train.learning_rate=1e-4. May be given several times.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    overrides: Vec<String>,
-}
-
-impl Recipe {
-    pub(super) fn load(&self) -> anyhow::Result<RunConfig> {
-        let file = self.file.given()?.context("give the recipe: a path, or the name of a file in configs/")?;
-        Ok(RunConfig::load(file, &self.overrides)?)
-    }
 }
 
 #[derive(Args)]

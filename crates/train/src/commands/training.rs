@@ -14,16 +14,13 @@ use firebrick_trainer::run::{RunOptions, run};
 use firebrick_trainer::state::resume_point::ResumeFrom;
 
 use super::ranks::LocalRankCount;
-use super::recipes::RecipeFile;
+use super::recipes::Recipe;
 use crate::report::write_at_end;
 
 #[derive(Args)]
 pub(crate) struct Train {
     #[command(flatten)]
-    recipe: RecipeFile,
-    /// Override a key, e.g. --set train.learning_rate=1e-4. May be given several times.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    overrides: Vec<String>,
+    recipe: Recipe,
     /// Continue a run from its newest checkpoint. RUN is a run folder, a run's name or a checkpoint folder; without it, the newest
     /// run of the recipe's name. Without a recipe, the one that RUN saved.
     #[arg(long, value_name = "RUN", num_args = 0..=1)]
@@ -58,7 +55,7 @@ impl Train {
 /// Trains. If a signal ended the run, the exit status is that of a process killed by the signal; if its time was up, that of `timeout`.
 pub(crate) fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let path = arguments.config()?;
-    let config = RunConfig::load(&path, &arguments.overrides)?;
+    let config = RunConfig::load(&path, &arguments.recipe.overrides)?;
     let interrupt = || Interrupt::install().context("cannot listen for Ctrl-C");
     let (ranks, interrupt) = match arguments.ranks.join(config.backend, false, interrupt)? {
         ControlFlow::Break(ended) => return Ok(ended),
@@ -67,7 +64,7 @@ pub(crate) fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let resume = arguments.resume.map(|named| named.map_or(ResumeFrom::Newest, ResumeFrom::Named));
     let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
     let mut words = vec![path.display().to_string()];
-    words.extend(arguments.overrides.into_iter().flat_map(|set| ["--set".to_owned(), set]));
+    words.extend(arguments.recipe.overrides.into_iter().flat_map(|set| ["--set".to_owned(), set]));
     words.extend(arguments.ranks.words());
     let Train { trace, force, .. } = arguments;
     let outcome =
