@@ -63,31 +63,17 @@ pub struct ExportOptions {
     pub dtype: Option<FloatType>,
     /// Which weights the adapter is added to: "stored", or the base's format in training (nf4_double_quant, nf4, nvfp4, mxfp4, fp8), for
     /// weights that are quantized to it and back. "dequantized" is nf4_double_quant.
-    #[arg(long, value_name = "FORMAT", default_value_t = MergeBase::Stored)]
+    #[arg(long, value_name = "FORMAT", default_value_t = MergeBase(None))]
     pub base: MergeBase,
 }
 
-/// The weights that an adapter is added to.
+/// The weights that an adapter is added to: those of the model folder, quantized and dequantized again if the base had this format in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MergeBase {
-    /// The weights of the model folder.
-    Stored,
-    /// The weights of a base that was quantized to this format in training, quantized and dequantized again.
-    Dequantized(QuantFormat),
-}
-
-impl MergeBase {
-    fn format(self) -> Option<QuantFormat> {
-        match self {
-            Self::Stored => None,
-            Self::Dequantized(format) => Some(format),
-        }
-    }
-}
+pub struct MergeBase(pub Option<QuantFormat>);
 
 impl fmt::Display for MergeBase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.format().map_or("stored", QuantFormat::name))
+        f.write_str(self.0.map_or("stored", QuantFormat::name))
     }
 }
 
@@ -97,9 +83,9 @@ impl FromStr for MergeBase {
     /// Parses "stored", the name of a format, or "dequantized", the default of `[bnb_4bit]` in training.
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "stored" => Ok(Self::Stored),
-            "dequantized" => Ok(Self::Dequantized(QuantFormat::Nf4 { double_quant: true })),
-            format => format.parse().map(Self::Dequantized).map_err(|_| {
+            "stored" => Ok(Self(None)),
+            "dequantized" => Ok(Self(Some(QuantFormat::Nf4 { double_quant: true }))),
+            format => format.parse().map(|format| Self(Some(format))).map_err(|_| {
                 let formats = QuantFormat::ALL.map(QuantFormat::name).join(", ");
                 format!("'{format}' is not one of stored, dequantized, {formats}")
             }),
@@ -186,7 +172,7 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
     let merge = Merge {
         model: &options.model,
         adapter,
-        requantized: options.base.format(),
+        requantized: options.base.0,
         dtype: options.dtype,
         bnb_4bit: options.bnb_4bit,
         mxfp4: options.mxfp4,
@@ -257,10 +243,10 @@ mod tests {
     fn a_base_is_named_by_its_format_in_training() {
         for format in QuantFormat::ALL {
             let base: MergeBase = format.name().parse().unwrap();
-            assert_eq!((base, base.to_string()), (MergeBase::Dequantized(format), format.name().to_owned()));
+            assert_eq!((base, base.to_string()), (MergeBase(Some(format)), format.name().to_owned()));
         }
-        assert_eq!("stored".parse(), Ok(MergeBase::Stored));
-        assert_eq!("dequantized".parse(), Ok(MergeBase::Dequantized(QuantFormat::Nf4 { double_quant: true })));
+        assert_eq!("stored".parse(), Ok(MergeBase(None)));
+        assert_eq!("dequantized".parse(), Ok(MergeBase(Some(QuantFormat::Nf4 { double_quant: true }))));
         assert!("fp4".parse::<MergeBase>().unwrap_err().contains("stored, dequantized, nf4, nf4_double_quant, nvfp4"));
     }
 
