@@ -5,7 +5,8 @@
 use std::path::Path;
 
 use firebrick_arch::{ModelConfig, TensorSpec};
-use firebrick_hwprofile::spec::Maker;
+use firebrick_hwprofile::peaks::{MeasuredGemm, MeasuredPeaks};
+use firebrick_hwprofile::spec::{Maker, MathFormat};
 use firebrick_hwprofile::{AcceleratorSpec, Gpu, HardwareProfile};
 use firebrick_kernels::{BackendKind, Recompute, TrainingShape};
 use firebrick_precision::FloatType;
@@ -122,6 +123,19 @@ impl Example {
     pub(super) fn of(recipe: &str, machine: &str, changes: &[&str]) -> Self {
         let profile = HardwareProfile::of_machine(AcceleratorSpec::named(machine).unwrap());
         Self { config: read_recipe(recipe, changes), profile, ..Self::new(&[], 80, 512) }
+    }
+
+    /// Gives the card measured rates of GEMMs and of copies.
+    pub(super) fn measure(&mut self, tflops: &[(MathFormat, f64)], copy_tb_s: f64) {
+        self.profile.measured = vec![MeasuredPeaks {
+            backend: "cuda".to_owned(),
+            device: self.profile.gpus[0].name.clone(),
+            driver: String::new(),
+            measured_at: 0,
+            gemm_size: 8192,
+            gemms: tflops.iter().map(|&(format, tflops)| MeasuredGemm { format, tflops }).collect(),
+            copy_tb_s,
+        }];
     }
 
     pub(super) fn case(&self) -> Case<'_> {

@@ -182,8 +182,6 @@ pub(super) fn algorithms(
 
 #[cfg(test)]
 mod tests {
-    use firebrick_hwprofile::peaks::{MeasuredGemm, MeasuredPeaks};
-
     use super::*;
     use crate::plan::fixtures::Example;
 
@@ -237,17 +235,7 @@ mod tests {
     fn auto_on_other_cards_than_hopper_s_goes_by_their_measured_peaks() {
         let mut example = Example::on("b200", &["compute=auto"]);
         let mut chosen = |tflops: [f64; 2]| {
-            let rates = [(MathFormat::Bf16, tflops[0]), (MathFormat::Fp8, tflops[1])]
-                .map(|(format, tflops)| MeasuredGemm { format, tflops });
-            example.profile.measured = vec![MeasuredPeaks {
-                backend: "cuda".to_owned(),
-                device: example.profile.gpus[0].name.clone(),
-                driver: String::new(),
-                measured_at: 0,
-                gemm_size: 8192,
-                gemms: rates.to_vec(),
-                copy_tb_s: 6.0,
-            }];
+            example.measure(&[(MathFormat::Bf16, tflops[0]), (MathFormat::Fp8, tflops[1])], 6.0);
             decided(&example).unwrap()
         };
         assert_eq!(chosen([1500.0, 2800.0]).value, GemmFormat::Fp8);

@@ -112,12 +112,6 @@ fn the_factors_of_longrope_follow_from_max_seq_len_alone() {
     assert!(resolve(&[]).unwrap().long_rope.is_none());
 }
 
-#[test]
-fn a_lora_target_that_matches_nothing_is_refused_before_any_weight_is_read() {
-    let message = resolve(&["lora.target=['q_projection']"]).unwrap_err().to_string();
-    assert!(message.contains("q_projection"), "{message}");
-}
-
 /// Uses both as `state.json` stored them when each value was a field of a struct.
 #[test]
 fn a_plan_continues_the_run_of_a_state_with_the_same_values() {

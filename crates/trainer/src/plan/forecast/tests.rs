@@ -1,6 +1,5 @@
 //! Tests forecasts of whole recipes on the machines of the table against measured speeds.
 
-use firebrick_hwprofile::peaks::MeasuredGemm;
 use firebrick_hwprofile::spec::{CardClocks, Maker};
 use firebrick_hwprofile::{Gpu, HardwareProfile};
 use firebrick_kernels::Answers;
@@ -141,15 +140,7 @@ fn speeds_measured_on_an_h100_lie_in_their_ranges() {
 #[test]
 fn peaks_measured_here_take_the_place_of_a_library_s_and_the_plan_says_so() {
     let mut example = Example::of(RECIPE, "h100", &[]);
-    example.profile.measured.push(MeasuredPeaks {
-        backend: "cuda".to_owned(),
-        device: example.profile.gpus[0].name.clone(),
-        driver: String::new(),
-        measured_at: 0,
-        gemm_size: 8192,
-        gemms: vec![MeasuredGemm { format: MathFormat::Bf16, tflops: 400.0 }],
-        copy_tb_s: 2.0,
-    });
+    example.measure(&[(MathFormat::Bf16, 400.0)], 2.0);
     let measured = example.plan().forecast.unwrap();
     let documented = forecast_of("h100", &[]);
     assert_eq!(measured.step_seconds.value.lower, documented.step_seconds.value.lower, "no implementation is faster");
