@@ -39,6 +39,13 @@ pub trait Session: Backend {
         work()
     }
 
+    /// Runs `work`, during which no parameter changes, as while a model writes text. A backend may then use what it has computed from parameters in
+    /// all of its sections.
+    fn unchanged<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
+        let _ = device;
+        work()
+    }
+
     /// Returns unused pool memory to the driver, after loading or when the sizes of tensors change.
     fn release_memory(device: &Self::Device) {
         Self::memory_cleanup(device);

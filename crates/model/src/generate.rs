@@ -256,15 +256,14 @@ impl<B: Kernels> Decoder<B> {
         let caches = Caches::new(&self.config.spec, count, self.compute_dtype, &self.device);
         let mut batch = Batch { model: self, options, caches, running: Vec::new(), first_stream, shared: None };
         let mut waiting: VecDeque<(usize, &Vec<u32>)> = prompts.iter().enumerate().collect();
-        loop {
-            let started = batch.admit(&mut waiting);
-            if batch.running.is_empty() {
-                return Ok(());
+        B::unchanged(&self.device, || {
+            loop {
+                let started = batch.admit(&mut waiting);
+                if batch.running.is_empty() || batch.pass(started, on_token)?.is_break() {
+                    return Ok(());
+                }
             }
-            if batch.pass(started, on_token)?.is_break() {
-                return Ok(());
-            }
-        }
+        })
     }
 
     /// Creates an empty conversation of at most `rows` tokens.
@@ -312,9 +311,11 @@ impl<B: Kernels> Decoder<B> {
             written.push(token);
             on_token(token)
         };
-        let first = batch.pass(Started::NONE, &mut on_token);
-        conversation.keep(prompt.len(), &batch.caches);
-        let result = first.and_then(|flow| if flow.is_break() { Ok(()) } else { batch.finish(&mut on_token) });
+        let result = B::unchanged(&self.device, || {
+            let first = batch.pass(Started::NONE, &mut on_token);
+            conversation.keep(prompt.len(), &batch.caches);
+            first.and_then(|flow| if flow.is_break() { Ok(()) } else { batch.finish(&mut on_token) })
+        });
         conversation.caches = batch.caches;
         // The last chosen token was not read.
         conversation.tokens.extend(&prompt[past..]);

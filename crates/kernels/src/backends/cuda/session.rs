@@ -41,6 +41,12 @@ impl Session for Cuda {
         Device::of(device).pause(work)
     }
 
+    fn unchanged<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
+        let device = Device::of(device);
+        let _until_it_ends = device.keep_contents();
+        work()
+    }
+
     fn release_memory(device: &Self::Device) {
         let device = Device::of(device);
         release_pools(&device);

@@ -56,7 +56,7 @@ pub(crate) enum ScratchSlot {
     LogProbs,
 }
 
-/// Contents of a buffer: the section in which it was filled, the format, and the sources it was computed from (`Engine::source`).
+/// Contents of a buffer: the section since which its sources are unchanged, the format, and the sources it was computed from (`Engine::source`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Contents {
     pub section: u64,
