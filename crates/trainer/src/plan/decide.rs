@@ -50,7 +50,8 @@ impl<'a> Made<'a> {
         };
         let forecast = forecast::forecast(&case, &training, &estimate, extent);
         let every = schedule::whole_steps(config.checkpoint_interval(), data.rows, per_step);
-        let saves = disk::Saves { steps: steps.value, every, keep: config.checkpoint.keep };
+        let completions = config.grpo.as_ref().map_or(0, |grpo| answers::file_bytes(grpo, steps.value, per_step));
+        let saves = disk::Saves { steps: steps.value, every, keep: config.checkpoint.keep, completions };
         let disk = disk::decide(config, model, &trained, &saves);
         Ok(Self {
             wish,

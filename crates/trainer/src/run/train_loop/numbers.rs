@@ -19,7 +19,7 @@ use crate::plan::Plan;
 use crate::run::prepare::Prepared;
 use crate::run::step::evaluate::Stage;
 use crate::run::step::preference::StepCounts;
-use crate::run::step::{StepNumbers, StepOutcome};
+use crate::run::step::{StepNumbers, StepOutcome, Trainer};
 use crate::run::train_loop::trace::NUMBERS;
 use crate::state::best::Best;
 use crate::state::checkpoint::RunState;
@@ -72,9 +72,10 @@ impl<B: Kernels> Run<B> {
 
     /// Evaluates a run that learns from rewards before its first step, unless the plan leaves that out.
     pub(super) fn evaluate_first(&mut self) -> Result<(), RunError> {
-        if self.learner.is_some() && self.state.step == 0 && self.prepared.plan.eval_on_start.value {
-            self.state.before = self.evaluation()?.unwrap_or_default();
-            report_evaluation(&mut self.sinks, 0, &self.state.before);
+        let is_due = self.learner.is_some() && self.state.step == 0 && self.prepared.plan.eval_on_start.value;
+        if is_due && let Some(evaluation) = self.evaluation()? {
+            report_evaluation(&mut self.sinks, 0, &evaluation);
+            self.state.before = evaluation;
         }
         Ok(())
     }
@@ -82,19 +83,15 @@ impl<B: Kernels> Run<B> {
     /// Evaluates the model as it is; `None` if the run is about to end.
     pub(super) fn evaluation(&mut self) -> Result<Option<Evaluation>, RunError> {
         let (interrupt, sinks) = (&self.interrupt, &mut self.sinks);
-        if let Some(learner) = &mut self.learner {
-            let mut watch = |done: usize, all: usize| {
-                sinks.activity(&Stage::Answers(done, all).to_string());
-                if interrupt.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            };
-            return learner.evaluate(&self.trainer.model, &self.prepared, self.state.step, &mut watch);
-        }
         let watch = &mut |stage: Stage| {
             sinks.activity(&stage.to_string());
             if interrupt.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let (model, ranks) = (&self.trainer.model, &self.trainer.ranks);
-        let evaluation = self.prepared.evaluation.evaluate_watched(model, &self.prepared.tokenizer, ranks, watch)?;
+        let Trainer { model, ranks, .. } = &self.trainer;
+        let evaluation = match &mut self.learner {
+            Some(learner) => learner.evaluate(&self.trainer, &self.prepared, self.state.step, watch)?,
+            None => self.prepared.evaluation.evaluate_watched(model, &self.prepared.tokenizer, ranks, watch)?,
+        };
         if evaluation.is_none() {
             self.agree_on_step(StepCounts::default(), 0)?;
         }

@@ -30,6 +30,7 @@ use crate::grpo::{Denominators, Sums, advantages, reward_of};
 use crate::metrics::{Evaluation, PolicyMetrics};
 use crate::run::prepare::Prepared;
 use crate::run::prepare::prompts::PromptColumns;
+use crate::run::step::evaluate::Stage;
 use crate::run::step::policy::{PolicyStep, PolicySums, Sample, micro_batches};
 use crate::run::step::{StepOutcome, Trainer};
 use crate::run::text::generate::stop_tokens;
@@ -278,13 +279,13 @@ impl Learner {
         Ok(())
     }
 
-    /// Completes held-out prompts, and returns their mean reward.
+    /// Completes held-out prompts, a part of them on each rank, and returns their mean reward; `None` if `watch` broke off on a rank.
     pub(super) fn evaluate<B: Kernels>(
         &mut self,
-        model: &Decoder<B>,
+        trainer: &Trainer<B>,
         prepared: &Prepared,
         step: u64,
-        watch: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+        watch: &mut dyn FnMut(Stage) -> ControlFlow<()>,
     ) -> Result<Option<Evaluation>, RunError> {
         let Some((documents, columns)) = prepared.prompts.as_ref().and_then(|prompts| prompts.held_out.as_ref()) else {
             return Ok(Some(Evaluation::default()));
@@ -292,15 +293,18 @@ impl Learner {
         let at_once = crate::plan::MAX_PROMPTS_AT_ONCE;
         let limits = BatchLimits { sequences: at_once, tokens: prepared.plan.answer_tokens.value };
         let options = GenerateOptions { sampler: self.held_out.clone(), limits, ..self.options.clone() };
-        let (mut sum, mut count, weights) = (0.0, 0, self.rewards.weights());
-        for first in (0..documents.len()).step_by(at_once) {
-            if watch(first, documents.len()).is_break() {
+        let (mut sum, mut count, weights, ranks) = (0.0, 0.0, self.rewards.weights(), &trainer.ranks);
+        let all = documents.len();
+        for first in (0..all).step_by(at_once * ranks.world_size()) {
+            let breaks = watch(Stage::Answers(first, all)).is_break();
+            if ranks.all_reduce_count(u64::from(breaks))? > 0 {
                 return Ok(None);
             }
-            let group = first..documents.len().min(first + at_once);
+            let own = first + at_once * ranks.rank();
+            let group = all.min(own)..all.min(own + at_once);
             let prompts: Vec<Vec<u32>> =
                 group.clone().map(|document| documents.document(document).to_example().tokens).collect();
-            let completions = model.complete(&prompts, &options, group.start as u64)?;
+            let completions = trainer.model.complete(&prompts, &options, group.start as u64)?;
             let rollout =
                 |(document, completion)| self.rollout(&prepared.tokenizer, document as u64, document, completion);
             let rollouts = group.zip(completions).map(rollout).collect::<Result<Vec<_>, _>>()?;
@@ -308,9 +312,11 @@ impl Learner {
             let requests: Vec<Request<'_>> = request.collect();
             let parts = self.rewards.score(&requests)?.parts;
             let rewards = parts.iter().filter_map(|parts| reward_of(parts, &weights));
-            (sum, count) = rewards.fold((sum, count), |(sum, count), reward| (sum + reward, count + 1));
+            (sum, count) = rewards.fold((sum, count), |(sum, count), reward| (sum + reward, count + 1.0));
         }
-        let reward = (count > 0).then(|| sum / f64::from(count));
+        let of_ranks = gathered(ranks, vec![sum, count])?;
+        let (sum, count) = of_ranks.chunks(2).fold((0.0, 0.0), |all, own| (all.0 + own[0], all.1 + own[1]));
+        let reward = (count > 0.0).then(|| sum / count);
         Ok(Some(Evaluation { reward, ..Evaluation::default() }))
     }
 }
