@@ -70,12 +70,23 @@ impl Attention {
         }
     }
 
-    /// Returns the form of a buffer with `heads` adjacent heads per row and rows `row_stride` elements apart.
-    pub(super) fn rows(&mut self, name: &str, heads: i64, row_stride: usize) -> Result<Form, CudaError> {
+    /// Adds a buffer of dense rows of `heads` heads.
+    pub(super) fn buffer(&mut self, name: &str, heads: i64, source: Source) -> Result<Node, CudaError> {
+        let form = self.rows(name, heads)?;
+        self.graph.device(name, form, source)
+    }
+
+    /// Adds such a buffer, with tokens and the width of a head exchanged.
+    pub(super) fn transposed_buffer(&mut self, name: &str, heads: i64, source: Source) -> Result<Node, CudaError> {
+        let form = self.rows(name, heads)?.transposed();
+        self.graph.device(name, form, source)
+    }
+
+    fn rows(&mut self, name: &str, heads: i64) -> Result<Form, CudaError> {
         let Sizes { documents, length, width, .. } = self.sizes();
-        let strides = [length * row_stride as i64, width, row_stride as i64, 1];
-        let form = Form::new(self.element(), [documents, heads, length, width], strides);
-        Ok(form.ragged(self.offsets(name, row_stride)?))
+        let row = heads * width;
+        let form = Form::new(self.element(), [documents, heads, length, width], [length * row, width, row, 1]);
+        Ok(form.ragged(self.offsets(name, row as usize)?))
     }
 
     /// Returns the form of the softmax statistics.

@@ -90,7 +90,7 @@ impl Cudnn {
     /// exists or is being built. The call that requests a plan reports its error.
     pub fn begin(&self, forward: &AttentionShape, backward: &AttentionShape) {
         let mut plans = self.lock_plans();
-        for key in [(Pass::Forward, forward.without_gradients()), (Pass::Backward, *backward)] {
+        for key in [(Pass::Forward, *forward), (Pass::Backward, *backward)] {
             if plans.contains_key(&key) {
                 continue;
             }
@@ -115,13 +115,13 @@ impl Cudnn {
     }
 
     /// Returns the plan that computes output and statistics of `shape`. The first call builds it, which takes up to a
-    /// few seconds. The strides of the gradients are ignored.
+    /// few seconds.
     ///
     /// # Errors
     /// [`CudaError::CudnnUnsupported`] if cuDNN does not support this shape, [`CudaError::AttentionShape`] if the shape is
     /// invalid, or errors of cuDNN. The first two are cached; other errors may be temporary, and the next call tries again.
     pub fn forward_plan(&self, shape: &AttentionShape) -> Result<Arc<Plan>, CudaError> {
-        self.made((Pass::Forward, shape.without_gradients()))
+        self.made((Pass::Forward, *shape))
     }
 
     /// Returns the plan that computes the gradients of `shape`; the first call builds it.
@@ -245,7 +245,7 @@ impl Drop for Handle {
 
 #[cfg(test)]
 mod tests {
-    use super::super::shape::{Element, Layout, RowStrides};
+    use super::super::shape::{Element, Layout};
     use super::*;
 
     /// Needs a driver and the libraries; returns early without them.
@@ -260,10 +260,9 @@ mod tests {
 
     fn key() -> Key {
         let layout = Layout::Uniform { documents: 1, length: 64 };
-        let strides = RowStrides::contiguous(2, 1, 64);
         let element = Element::Bf16;
         let (query_heads, key_value_heads, head_dim) = (2, 1, 64);
-        let shape = AttentionShape { element, layout, query_heads, key_value_heads, head_dim, strides };
+        let shape = AttentionShape { element, layout, query_heads, key_value_heads, head_dim };
         (Pass::Forward, shape)
     }
 

@@ -71,7 +71,7 @@ impl Cudnn {
     /// [`CudaError::DifferentDevices`], [`CudaError::AttentionShape`] for a misaligned pointer, or errors of cuDNN or the driver.
     ///
     /// # Safety
-    /// Each pointer must refer to device memory of this context with `tokens` rows and the row strides of the plan's shape. Outputs must not overlap
+    /// Each pointer must refer to device memory of this context with `tokens` dense rows of the plan's shape. Outputs must not overlap
     /// anything else. All of it must stay allocated until the stream has done the work. The index must come from this plan's shape.
     ///
     /// # Panics

@@ -11,9 +11,7 @@ use std::sync::Arc;
 
 use burn_tensor::DType;
 use firebrick_arch::AttentionSpec;
-use firebrick_cuda::cudnn::{
-    self, AttentionShape, BackwardPointers, Element, ForwardPointers, Layout, Plan, RowStrides,
-};
+use firebrick_cuda::cudnn::{self, AttentionShape, BackwardPointers, Element, ForwardPointers, Layout, Plan};
 use firebrick_cuda::{CudaError, Cudnn};
 
 use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
@@ -93,7 +91,6 @@ impl Device {
             query_heads: sizes.query_heads,
             key_value_heads: sizes.key_value_heads,
             head_dim: sizes.head_dim,
-            strides: RowStrides::contiguous(sizes.query_heads, sizes.key_value_heads, sizes.head_dim),
         })
     }
 
