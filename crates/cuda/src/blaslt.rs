@@ -159,7 +159,7 @@ impl BlasLt {
     }
 
     fn workspace(&self) -> Workspace {
-        Workspace { address: self.workspace.pointer::<u8>().address(), bytes: self.workspace.len_bytes() }
+        Workspace { address: self.workspace.address(), bytes: self.workspace.len_bytes() }
     }
 }
 

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use crate::context::Context;
 use crate::error::CudaError;
-use crate::pointer::DevicePointer;
 use crate::stream::{Stream, same_device};
 use symbols::{FLOAT32, IN_PROGRESS, Opaque, SUM, Status, Symbols, UINT8, UniqueId};
 
@@ -111,13 +110,9 @@ impl NcclCommunicator {
     ///
     /// # Errors
     /// [`CudaError::NcclAborted`], [`CudaError::DifferentDevices`] or [`CudaError::Nccl`].
-    pub unsafe fn all_reduce_sum(
-        &self,
-        stream: &Stream,
-        buffers: &[(DevicePointer<f32>, usize)],
-    ) -> Result<(), CudaError> {
+    pub unsafe fn all_reduce_sum(&self, stream: &Stream, buffers: &[(u64, usize)]) -> Result<(), CudaError> {
         self.submit("ncclAllReduce", stream, buffers, |&(buffer, count), comm, stream| {
-            let data = address(buffer);
+            let data = pointer(buffer);
             // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
             unsafe { (self.symbols.all_reduce)(data, data, count, FLOAT32, SUM, comm, stream) }
         })
@@ -127,13 +122,9 @@ impl NcclCommunicator {
     ///
     /// # Safety
     /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold.
-    pub unsafe fn reduce_sum(
-        &self,
-        stream: &Stream,
-        buffers: &[(DevicePointer<f32>, usize, usize)],
-    ) -> Result<(), CudaError> {
+    pub unsafe fn reduce_sum(&self, stream: &Stream, buffers: &[(u64, usize, usize)]) -> Result<(), CudaError> {
         self.submit("ncclReduce", stream, buffers, |&(buffer, count, root), comm, stream| {
-            let (data, root) = (address(buffer), number(root));
+            let (data, root) = (pointer(buffer), number(root));
             // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
             unsafe { (self.symbols.reduce)(data, data, count, FLOAT32, SUM, root, comm, stream) }
         })
@@ -143,13 +134,9 @@ impl NcclCommunicator {
     ///
     /// # Safety
     /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold, in bytes.
-    pub unsafe fn broadcast(
-        &self,
-        stream: &Stream,
-        buffers: &[(DevicePointer<u8>, usize, usize)],
-    ) -> Result<(), CudaError> {
+    pub unsafe fn broadcast(&self, stream: &Stream, buffers: &[(u64, usize, usize)]) -> Result<(), CudaError> {
         self.submit("ncclBroadcast", stream, buffers, |&(buffer, bytes, root), comm, stream| {
-            let (data, root) = (address(buffer), number(root));
+            let (data, root) = (pointer(buffer), number(root));
             // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
             unsafe { (self.symbols.broadcast)(data, data, bytes, UINT8, root, comm, stream) }
         })
@@ -226,8 +213,8 @@ impl Drop for NcclCommunicator {
     }
 }
 
-fn address<T>(pointer: DevicePointer<T>) -> *mut std::ffi::c_void {
-    pointer.address() as *mut std::ffi::c_void
+fn pointer(address: u64) -> *mut std::ffi::c_void {
+    address as *mut std::ffi::c_void
 }
 
 /// Converts a rank, or a number of ranks, to NCCL's type.

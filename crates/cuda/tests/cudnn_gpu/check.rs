@@ -81,24 +81,20 @@ impl Buffers {
     }
 
     fn pointers(&self, scale: f32) -> BackwardPointers {
-        let [query_gradient, key_gradient, value_gradient] = self.gradients.each_ref().map(address);
+        let [query_gradient, key_gradient, value_gradient] = self.gradients.each_ref().map(DeviceBuffer::address);
         let forward = ForwardPointers {
-            query: address(&self.query),
-            key: address(&self.key),
-            value: address(&self.value),
-            output: address(&self.output),
-            statistics: address(&self.statistics),
-            index: address(&self.index),
-            workspace: address(&self.workspace),
+            query: self.query.address(),
+            key: self.key.address(),
+            value: self.value.address(),
+            output: self.output.address(),
+            statistics: self.statistics.address(),
+            index: self.index.address(),
+            workspace: self.workspace.address(),
             scale,
         };
-        let output_gradient = address(&self.output_gradient);
+        let output_gradient = self.output_gradient.address();
         BackwardPointers { forward, output_gradient, query_gradient, key_gradient, value_gradient }
     }
-}
-
-fn address(buffer: &DeviceBuffer) -> u64 {
-    buffer.pointer::<u8>().address()
 }
 
 /// Builds the index of documents of these lengths; those that are missing are empty and at the end.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use burn_tensor::{DType, TensorMetadata};
 use cubecl::cuda::CudaDevice;
-use firebrick_cuda::{CudaError, DevicePointer, Nccl, NcclCommunicator, NcclId, Stream};
+use firebrick_cuda::{CudaError, Nccl, NcclCommunicator, NcclId, Stream};
 
 use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{Cost, Cuda, DeviceBlock, MatrixView, Primitive, payload, primitive};
@@ -93,14 +93,14 @@ fn on_side_stream(
     submitted
 }
 
-fn pointer(block: DeviceBlock) -> DevicePointer<f32> {
+fn address_of_floats(block: DeviceBlock) -> u64 {
     assert!(block.is_dense() && block.dtype == DType::F32, "ranks exchange dense f32");
-    DevicePointer::from_address(block.address)
+    block.address
 }
 
-fn bytes_of(matrix: &MatrixView) -> DevicePointer<u8> {
+fn address_of_bytes(matrix: &MatrixView) -> u64 {
     assert!(matrix.is_dense(), "ranks exchange matrices without gaps");
-    DevicePointer::from_address(matrix.address)
+    matrix.address
 }
 
 impl DeviceSide<Cuda> for Connected {
@@ -165,7 +165,7 @@ impl Connected {
     /// # Safety
     /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold.
     unsafe fn submit(&self, side: &Stream, collective: Collective, parts: &[Part]) -> Result<(), CudaError> {
-        let floats = |part: &Part| (pointer(part.matrix.block()), part.matrix.count());
+        let floats = |part: &Part| (address_of_floats(part.matrix.block()), part.matrix.count());
         // SAFETY: the caller's promise, for each of them.
         unsafe {
             match collective {
@@ -175,7 +175,7 @@ impl Connected {
                     self.nccl.reduce_sum(side, &parts.iter().map(rooted).collect::<Vec<_>>())
                 }
                 Collective::Broadcast | Collective::Lend => {
-                    let bytes = |part: &Part| (bytes_of(&part.matrix), part.matrix.bytes(), part.root);
+                    let bytes = |part: &Part| (address_of_bytes(&part.matrix), part.matrix.bytes(), part.root);
                     self.nccl.broadcast(side, &parts.iter().map(bytes).collect::<Vec<_>>())
                 }
             }

@@ -114,7 +114,7 @@ impl Scratch {
         let is_held = contents.is_some() && buffer.contents == contents;
         buffer.contents = contents;
         buffer.section = self.section.get();
-        (buffer.memory.pointer::<u8>().address(), is_held)
+        (buffer.memory.address(), is_held)
     }
 
     /// Forgets the contents of all buffers, because after a failure a buffer may have been marked before it was filled.
