@@ -14,39 +14,21 @@ use crate::memory::estimate::line;
 use crate::memory::evaluation::{Answers, EvaluatedRows};
 use crate::memory::training_shape::{Recompute, TrainingShape};
 
-/// A phase of a run between its steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// Held-out rows are evaluated.
-    Evaluate,
-    /// Prompts are answered.
-    Sample,
-}
-
-impl Phase {
-    /// Returns the moment of its peak, in words.
-    pub(super) fn peak(self) -> &'static str {
-        match self {
-            Self::Evaluate => "while held-out rows are evaluated",
-            Self::Sample => "while prompts are answered",
-        }
-    }
-}
-
-/// Returns the phases between steps, each with the lines that it adds to what stays. No two are alive together.
+/// Returns the phases between steps: when each has its peak, in words, and the lines that it adds to what stays. No two are alive together.
 pub(super) fn phases(
     backend: BackendKind,
     model: &ModelSpec,
     training: &TrainingShape,
-) -> impl Iterator<Item = (Phase, Vec<MemoryLine>)> {
+) -> impl Iterator<Item = (&'static str, Vec<MemoryLine>)> {
     let rows = match training.evaluation.rows {
         EvaluatedRows::None => 0,
         EvaluatedRows::LikeTraining => training.micro_batch_size,
         EvaluatedRows::Fixed(rows) => rows,
     };
-    let scored = (rows > 0).then(|| (Phase::Evaluate, scored(backend, model, training, rows)));
+    let scored = (rows > 0).then(|| ("while held-out rows are evaluated", scored(backend, model, training, rows)));
     let groups = training.evaluation.answers.iter();
-    scored.into_iter().chain(groups.map(move |group| (Phase::Sample, answered(backend, model, training, group))))
+    let answered = move |group| ("while prompts are answered", answered(backend, model, training, group));
+    scored.into_iter().chain(groups.map(answered))
 }
 
 /// Returns the lines for the loss of held-out rows, including the count of correct predictions.
