@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::stream::{Stream, same_device};
-use symbols::{FLOAT32, IN_PROGRESS, Opaque, SUM, Status, Symbols, UINT8, UniqueId};
+use symbols::{FLOAT32, IN_PROGRESS, Opaque, SUM, Status, Symbols, UINT8};
 
 /// Time that [`NcclCommunicator::abort`] waits for a thread that is submitting and may itself wait for a rank that is gone.
 const ABORT_WAIT: Duration = Duration::from_secs(2);
@@ -24,7 +24,8 @@ pub struct Nccl {
     symbols: &'static Symbols,
 }
 
-/// The id that all ranks of a communicator share before they connect.
+/// The id that all ranks of a communicator share before they connect: `ncclUniqueId`, which is passed by value.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclId(pub [u8; NcclId::BYTES]);
 
@@ -70,11 +71,11 @@ impl Nccl {
     /// # Errors
     /// [`CudaError::Nccl`], for instance if no network interface can be used.
     pub fn new_id(&self) -> Result<NcclId, CudaError> {
-        let mut id = UniqueId { internal: [0; NcclId::BYTES] };
+        let mut id = NcclId([0; NcclId::BYTES]);
         // SAFETY: the pointer is valid for a write of the whole id.
         let status = unsafe { (self.symbols.get_unique_id)(&mut id) };
         self.symbols.checked("ncclGetUniqueId", status)?;
-        Ok(NcclId(id.internal))
+        Ok(id)
     }
 
     /// Connects rank `rank` of `count`, on the device of the context. Returns once all ranks have called it.
@@ -88,10 +89,10 @@ impl Nccl {
         rank: usize,
         count: usize,
     ) -> Result<NcclCommunicator, CudaError> {
-        let (id, mut handle) = (UniqueId { internal: id.0 }, ptr::null_mut());
+        let mut handle = ptr::null_mut();
         context.with_current(|| {
             // SAFETY: the pointer is valid for a write, the id is passed by value, and the context of the rank's device is current.
-            let status = unsafe { (self.symbols.comm_init_rank)(&mut handle, number(count), id, number(rank)) };
+            let status = unsafe { (self.symbols.comm_init_rank)(&mut handle, number(count), *id, number(rank)) };
             self.symbols.checked("ncclCommInitRank", status)
         })?;
         let handle = Mutex::new(Some(Handle(handle)));
