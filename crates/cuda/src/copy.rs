@@ -22,7 +22,7 @@ impl Stream {
     /// # Panics
     /// If the buffer has fewer bytes.
     pub unsafe fn copy_to_device(&self, target: u64, source: &PinnedBuffer, bytes: usize) -> Result<(), CudaError> {
-        check_length(bytes, source.len_bytes());
+        check_length(bytes, source.len());
         if bytes == 0 {
             return Ok(());
         }
@@ -44,7 +44,7 @@ impl Stream {
     /// # Panics
     /// If the buffer has fewer bytes.
     pub unsafe fn copy_to_host(&self, target: &PinnedBuffer, source: u64, bytes: usize) -> Result<(), CudaError> {
-        check_length(bytes, target.len_bytes());
+        check_length(bytes, target.len());
         if bytes == 0 {
             return Ok(());
         }

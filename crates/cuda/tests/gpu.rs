@@ -179,7 +179,7 @@ fn shared_memory_grows_after_raising_the_limit() {
     let Some(gpu) = Device::find() else { return };
     let Some(module) = module(&gpu) else { return };
     let device = gpu.context.driver().device(0).expect("a device");
-    assert!(device.l2_bytes > 0 && device.shared_memory_per_block_bytes >= 48 << 10, "{device:?}");
+    assert!(device.shared_memory_per_block_bytes >= 48 << 10, "{device:?}");
     let bytes = device.shared_memory_per_block_bytes;
     let count = bytes as usize / 4;
     let values: Vec<f32> = (0..count).map(|value| value as f32).collect();
