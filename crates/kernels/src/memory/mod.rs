@@ -18,7 +18,7 @@ use crate::session::Session;
 pub use host::{HostBuffer, Offloaded, Readback};
 
 #[cfg(feature = "cuda")]
-pub(crate) use host::{Elsewhere, Memory};
+pub(crate) use host::Elsewhere;
 
 /// Memory of tensors on the device and the host.
 pub trait MemoryOps: Session {
