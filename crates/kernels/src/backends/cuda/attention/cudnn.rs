@@ -172,7 +172,7 @@ impl Device {
         let cudnn = self.library.cudnn.as_ref().expect("plans come from the library");
         let [q, k, v] = inputs.forward;
         for (number, (plan, part)) in plans.calls.iter().enumerate() {
-            let from = |matrix: &MatrixView| matrix.block().rows(part.start, part.tokens).address;
+            let from = |matrix: &MatrixView| matrix.block.rows(part.start, part.tokens).address;
             let pointers = BackwardPointers {
                 forward: ForwardPointers {
                     query: from(q),

@@ -165,7 +165,7 @@ impl Connected {
     /// # Safety
     /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold.
     unsafe fn submit(&self, side: &Stream, collective: Collective, parts: &[Part]) -> Result<(), CudaError> {
-        let floats = |part: &Part| (address_of_floats(part.matrix.block()), part.matrix.count());
+        let floats = |part: &Part| (address_of_floats(part.matrix.block), part.matrix.count());
         // SAFETY: the caller's promise, for each of them.
         unsafe {
             match collective {

@@ -48,7 +48,7 @@ impl Device {
     /// Sums rows of `dy` times `scale` by id into `[vocab_size, width]` f32; skips those with an id below 0.
     fn embed_backward(&self, ids: &MatrixView, dy: &MatrixView, scale: f32, vocab_size: usize) -> MatrixView {
         let table = self.empty_matrix(vocab_size, dy.width, DType::F32);
-        self.fill(table.block(), 0.0);
+        self.fill(table.block, 0.0);
         let bytes = dy.count() * (dy.dtype.size() + 4);
         let launch = Source::Embedding.launch(dy.dtype, "embed_backward", grid(ids.width, 256), bytes);
         let arguments = arguments! {

@@ -171,7 +171,7 @@ impl Device {
     ) -> (DeviceBlock, Option<MatrixView>) {
         if saved {
             let joined = self.empty_matrix(rows, width, dtype);
-            return (joined.block(), Some(joined));
+            return (joined.block, Some(joined));
         }
         (self.scratch_rows([rows, width], 0, dtype), None)
     }
@@ -187,7 +187,7 @@ impl Device {
         let columns = [joined.columns(0, parts[0]), joined.columns(parts[0], parts[1])];
         let normalize = |(columns, norm): (DeviceBlock, &NormWeight<Cuda>)| {
             let raw = self.empty_matrix(columns.rows, columns.width, columns.dtype);
-            self.copy_rows(columns, raw.block());
+            self.copy_rows(columns, raw.block);
             self.rms_norm_to(columns, &raw, norm, None);
             raw
         };
@@ -225,7 +225,7 @@ impl Device {
         let gate = outputs.get(3).filter(|_| epilogue.gates_in_queries).map_or(0, |gate| gate.address);
         let heads = HeadCounts::of(&widths, epilogue.head_dim, gate);
         if let (Some(gates), 0) = (outputs.get(3), gate) {
-            self.copy_rows(joined.columns(parts[..3].iter().sum(), gates.width), gates.block());
+            self.copy_rows(joined.columns(parts[..3].iter().sum(), gates.width), gates.block);
         }
         self.launch_heads(addresses, joined, &constants, heads, false);
         outputs.into_iter().map(|output| tensor(output.tensor)).collect()
@@ -284,7 +284,7 @@ impl Device {
         // their strides; constants are as for the forward pass.
         unsafe { self.launch(launch, &heads.arguments(arguments, joined.rows)) };
         if let (Some(gates), 0) = (gates.first(), gate) {
-            self.copy_rows(gates.block(), joined.columns(widths[..3].iter().sum(), gates.width));
+            self.copy_rows(gates.block, joined.columns(widths[..3].iter().sum(), gates.width));
         }
         if let (Some(norms), Some(raw)) = (projection_norms(epilogue), raw) {
             return (joined, self.normalize_projections_backward(joined, raw, norms));
@@ -345,7 +345,7 @@ impl Device {
         let constants = Constants::new(self, None, Some(&rotation), [x.rows, head_dim]);
         let y = self.empty_matrix(x.rows, x.width, x.dtype);
         let heads = HeadCounts { query: x.width / head_dim, key_value: 0, width: head_dim, gate: 0 };
-        self.launch_heads([y.address, 0, 0], x.block(), &constants, heads, inverse);
+        self.launch_heads([y.address, 0, 0], x.block, &constants, heads, inverse);
         y
     }
 }
