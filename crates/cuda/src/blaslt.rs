@@ -1,7 +1,7 @@
 //! GEMMs by cuBLASLt.
 //!
 //! Callers use row-major matrices; `descriptors.rs` maps a GEMM to the library's column-major one. A GEMM is described
-//! to the library once, and its algorithm is chosen once ([`BlasLt::measure`] and its neighbors). The plan is cached
+//! to the library once, and its algorithm is chosen once ([`BlasLt::choose`]). The plan is cached
 //! under shape, types and alignment of its addresses, so that a call costs a lookup and a launch.
 //!
 //! Not supported: batches (one GEMM per call) and fused activations.
@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 pub use matmul::{ElementType, Matmul, Operand, Scaling};
 pub use pointers::Pointers;
+pub use tune::Measuring;
 
 use crate::context::Context;
 use crate::error::CudaError;
@@ -30,7 +31,7 @@ use descriptors::{Key, Workspace};
 use plan::{Call, Plan};
 use pointers::Alignment;
 use symbols::{Algorithm, Opaque, Symbols};
-use tune::{Choice, Choices, Measuring};
+use tune::{Choice, Choices};
 
 /// The plans built so far, and the choices of their algorithms.
 struct Plans {
@@ -66,22 +67,8 @@ impl BlasLt {
         Ok(Self { plans: Mutex::new(plans), handle, workspace })
     }
 
-    /// Makes large GEMMs run the first algorithm that the library proposes, from now on.
-    pub fn use_proposed(&self) {
-        self.choose(Measuring::Off);
-    }
-
-    /// Makes large GEMMs run the algorithm measured earlier on this machine, if there is one, from now on.
-    pub fn use_measured(&self) {
-        self.choose(Measuring::Kept);
-    }
-
-    /// Does the same as [`Self::use_measured`], and measures other shapes at their third call.
-    pub fn measure(&self) {
-        self.choose(Measuring::On);
-    }
-
-    fn choose(&self, measuring: Measuring) {
+    /// Chooses the source of the algorithms of large GEMMs, from now on; at first it is [`Measuring::Off`].
+    pub fn choose(&self, measuring: Measuring) {
         let Plans { by_key, choices } = &mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         if choices.measuring != measuring {
             choices.measuring = measuring;

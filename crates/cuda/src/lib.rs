@@ -26,7 +26,7 @@ mod stream_handoff;
 mod symbols;
 mod tensor_map;
 
-pub use blaslt::{BlasLt, ElementType, Matmul, Operand, Pointers, PreparedMatmul, Scaling};
+pub use blaslt::{BlasLt, ElementType, Matmul, Measuring, Operand, Pointers, PreparedMatmul, Scaling};
 pub use context::{Context, DeviceMemory};
 pub use cudnn::Cudnn;
 pub use driver::{DeviceInfo, Driver};

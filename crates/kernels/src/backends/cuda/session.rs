@@ -2,6 +2,7 @@
 
 use burn_tensor::backend::Backend;
 use cubecl::cuda::CudaDevice;
+use firebrick_cuda::Measuring;
 
 use super::device::Device;
 use super::engine::{Cuda, check};
@@ -13,12 +14,11 @@ impl Session for Cuda {
     fn open(device: &CudaDevice, shape: &RunShape) {
         let device = Device::of(device);
         device.kept.allow(shape.kept_bytes);
-        let blas = device.blas.borrow();
-        match shape.gemm_algorithms {
-            GemmAlgorithms::Library => blas.use_proposed(),
-            GemmAlgorithms::Kept => blas.use_measured(),
-            GemmAlgorithms::Measured => blas.measure(),
-        }
+        device.blas.borrow().choose(match shape.gemm_algorithms {
+            GemmAlgorithms::Library => Measuring::Off,
+            GemmAlgorithms::Kept => Measuring::Kept,
+            GemmAlgorithms::Measured => Measuring::On,
+        });
         device.room.expect(shape.pass_bytes, shape.pass_tokens);
         shape.offloaded.iter().for_each(|&[count, bytes]| device.copies.reserve(count, bytes));
     }

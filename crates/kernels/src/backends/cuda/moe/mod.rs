@@ -5,7 +5,7 @@
 
 mod grouped;
 
-use burn_tensor::{DType, Int, Tensor};
+use burn_tensor::{DType, Tensor};
 use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
 
 use crate::backends::cuda::device::{Device, in_section};
@@ -89,10 +89,6 @@ struct Placed {
     starts: MatrixView,
 }
 
-fn int_data(matrix: MatrixView) -> Tensor<Cuda, 1, Int> {
-    int_tensor(matrix.tensor)
-}
-
 fn routing_launch(name: &'static str, dtype: DType, blocks: usize, bytes: usize) -> Launch {
     Source::Routing.launch(dtype, name, grid(blocks, 256), bytes)
 }
@@ -136,9 +132,9 @@ impl Device {
             weights_nk: tensor(weights.tensor),
             router,
             rows_nk: int_tensor(rows_nk.tensor),
-            choices_s: int_data(choices_s),
-            tokens_s: int_data(tokens_s),
-            rows: ExpertRows::new(int_data(starts)),
+            choices_s: int_tensor(choices_s.tensor),
+            tokens_s: int_tensor(tokens_s.tensor),
+            rows: ExpertRows::new(int_tensor(starts.tensor)),
         }
     }
 
