@@ -22,7 +22,7 @@ use firebrick_kernels::backends::cuda::{
     Cuda, CudnnLimits, limit_cudnn, limit_shared_memory, refuse_cudnn, scratch_bytes,
 };
 use firebrick_kernels::backends::{DeviceFailure, Flex};
-use firebrick_kernels::conformance::{Case, Finding, every_attention, every_operation, tolerance};
+use firebrick_kernels::conformance::{Case, Extent, Finding, attention, operations, tolerance};
 use firebrick_kernels::{
     AttentionOps, BackendKind, CrossEntropyOptions, Documents, EmbeddingOps, Epilogue, GemmFormat, Group, Hint, Keep,
     Kernels, LinearOps, LossOps, LossTargets, MemoryOps, Module, NormOps, NormWeight, OptimizerOps, Payload, Prologue,
@@ -41,11 +41,11 @@ fn device() -> Option<(Device, RwLockReadGuard<'static, ()>)> {
 }
 
 fn assert_case(case: &Case, device: &Device) {
-    assert_right(case, every_operation::<Cuda>(case, device));
+    assert_right(case, operations::<Cuda>(case, device, Extent::All));
 }
 
 fn assert_attention(case: &Case, device: &Device) {
-    assert_right(case, every_attention::<Cuda>(case, device));
+    assert_right(case, attention::<Cuda>(case, device, Extent::All));
 }
 
 fn assert_right(case: &Case, findings: Vec<Finding>) {
@@ -588,8 +588,9 @@ fn operations_of_the_engine_repeat_bit_for_bit() {
     let Some((device, _shared)) = device() else { return };
     refuse_cudnn(&device, true, true);
     let case = Case::small(half(&device), 64);
-    let errors =
-        || every_operation::<Cuda>(&case, &device).iter().map(|f| f.relative_error.to_bits()).collect::<Vec<_>>();
+    let errors = || {
+        operations::<Cuda>(&case, &device, Extent::All).iter().map(|f| f.relative_error.to_bits()).collect::<Vec<_>>()
+    };
     assert_eq!(errors(), errors());
     refuse_cudnn(&device, false, false);
 }

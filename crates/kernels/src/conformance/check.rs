@@ -94,9 +94,10 @@ pub(crate) type Pair<B, const D: usize> = (Tensor<B, D>, Tensor<Flex, D>);
 
 /// Number of variants of each operation that run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extent {
+pub enum Extent {
+    /// All of them.
     All,
-    /// The first of each list, the most likely in a training run.
+    /// The first of each list, the most likely in a training run: fast enough before a run starts.
     First,
 }
 

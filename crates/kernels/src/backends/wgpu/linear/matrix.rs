@@ -288,7 +288,7 @@ mod tests {
     use super::super::gemm::Turned;
     use super::*;
     use crate::QuantizedWeight;
-    use crate::conformance::{Case, attention, usual_operations, verdict};
+    use crate::conformance::{Case, Extent, attention, operations, verdict};
     use crate::linear::GemmFormat;
     use crate::session::{RunShape, Session};
     use crate::weights::Weight;
@@ -324,9 +324,9 @@ mod tests {
         Engine::get().emulate_matrices();
         Wgpu::open(&WgpuDevice::DefaultDevice, &RunShape { gemms: GemmFormat::F16, ..RunShape::default() });
         let case = Case { gemms: GemmFormat::F16, has_experts: false, ..Case::small(DType::F32, 64) };
-        let mut findings = usual_operations::<Wgpu>(&case, &WgpuDevice::DefaultDevice);
+        let mut findings = operations::<Wgpu>(&case, &WgpuDevice::DefaultDevice, Extent::First);
         for case in [Case { head_dim: 128, ..case.clone() }, Case { window: Some(7), ..case }] {
-            findings.extend(attention::<Wgpu>(&case, &WgpuDevice::DefaultDevice));
+            findings.extend(attention::<Wgpu>(&case, &WgpuDevice::DefaultDevice, Extent::First));
         }
         verdict(DType::F16, findings).expect("rounding to float16 alone");
     }
