@@ -8,7 +8,7 @@
 
 use super::graph::{Form, Four, Graph, Node, Overrides, Source};
 use super::limits::Version;
-use super::shape::{AttentionShape, Element, StatisticsLayout};
+use super::shape::{AttentionShape, Element};
 use super::sys::{Data, Pointwise, Symbols};
 use crate::error::CudaError;
 
@@ -91,13 +91,12 @@ impl Attention {
 
     /// Returns the form of the softmax statistics.
     pub(super) fn statistics(&mut self) -> Result<Form, CudaError> {
-        let Sizes { documents, query_heads: heads, length, .. } = self.sizes();
-        let strides = match self.shape.statistics_layout() {
-            StatisticsLayout::DocumentsHeadsTokens => [heads * length, length, 1, 1],
-            StatisticsLayout::TokensHeads => [heads * length, 1, heads, 1],
-        };
-        let form = Form::new(Data::Float, [documents, heads, length, 1], strides);
-        Ok(form.ragged(self.offsets("statistics", self.shape.query_heads)?))
+        let (Sizes { query_heads: heads, length, .. }, form) = (self.sizes(), self.row_form());
+        if !self.shape.is_packed() {
+            return Ok(form);
+        }
+        let by_token = Form { strides: [heads * length, 1, heads, 1], ..form };
+        Ok(by_token.ragged(self.offsets("statistics", self.shape.query_heads)?))
     }
 
     fn offsets(&mut self, of: &str, row_stride: usize) -> Result<Option<Node>, CudaError> {

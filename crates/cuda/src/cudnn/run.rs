@@ -25,7 +25,8 @@ pub struct ForwardPointers {
     pub value: CUdeviceptr,
     /// `[tokens, query_heads, head_dim]`, written.
     pub output: CUdeviceptr,
-    /// `tokens * query_heads` f32 values in the order of [`super::AttentionShape::statistics_layout`], written.
+    /// The natural logarithm of the sum of exponentials of each query's scaled, masked scores (log-sum-exp): `tokens * query_heads` f32 values in the
+    /// order that [`super::AttentionShape::is_packed`] names, written. Rows after the last packed document are not.
     pub statistics: CUdeviceptr,
     /// The index of packed documents ([`super::AttentionShape::packed_index_len`]), read; ignored for uniform documents.
     pub index: CUdeviceptr,

@@ -33,17 +33,6 @@ pub enum Layout {
     },
 }
 
-/// The order of the softmax statistics (log-sum-exp) in memory, without gaps, as f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StatisticsLayout {
-    /// `[documents, query_heads, length]`, for uniform documents: element
-    /// `(document * query_heads + head) * length + position`. The statistics of a range of documents are contiguous.
-    DocumentsHeadsTokens,
-    /// `[tokens, query_heads]`, for packed documents: element `token * query_heads + head`, where `token` counts over all
-    /// documents. Rows after the last document are not written.
-    TokensHeads,
-}
-
 /// The properties of an attention call on which a plan depends. Each call gives its own scale and pointers. Rows of all buffers are dense: with others,
 /// gradients of packed documents were wrong in cuDNN 9.14 and 9.19.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,17 +93,8 @@ impl AttentionShape {
         self.key_value_heads * self.head_dim
     }
 
-    /// Returns the order of the softmax statistics, of which there is one for each query head and token: the natural logarithm of the sum of
-    /// exponentials of its scaled, masked scores (log-sum-exp), which the forward pass writes and the backward pass reads. Other
-    /// kernels may use other orders, so keep the order with the statistics.
-    pub fn statistics_layout(&self) -> StatisticsLayout {
-        match self.layout {
-            Layout::Uniform { .. } => StatisticsLayout::DocumentsHeadsTokens,
-            Layout::Packed { .. } => StatisticsLayout::TokensHeads,
-        }
-    }
-
-    /// Returns whether calls need an index.
+    /// Returns whether calls need an index. The softmax statistics are then `[tokens, query_heads]`, of all documents one after the other, else
+    /// `[documents, query_heads, length]`. Other kernels may use other orders, so keep the order with the statistics.
     pub fn is_packed(&self) -> bool {
         matches!(self.layout, Layout::Packed { .. })
     }
@@ -220,13 +200,5 @@ mod tests {
             let message = shape.check().expect_err(part).to_string();
             assert!(message.contains(part), "{part} is missing in: {message}");
         }
-    }
-
-    #[test]
-    fn the_layout_decides_the_order_of_statistics() {
-        let shape = packed(2, 8, 10);
-        assert_eq!(shape.statistics_layout(), StatisticsLayout::TokensHeads);
-        let uniform = AttentionShape { layout: Layout::Uniform { documents: 2, length: 5 }, ..shape };
-        assert_eq!(uniform.statistics_layout(), StatisticsLayout::DocumentsHeadsTokens);
     }
 }

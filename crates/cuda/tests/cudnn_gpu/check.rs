@@ -1,6 +1,6 @@
 //! Runs one case and compares all of its results.
 
-use firebrick_cuda::cudnn::{AttentionShape, BackwardPointers, Element, ForwardPointers, StatisticsLayout};
+use firebrick_cuda::cudnn::{AttentionShape, BackwardPointers, Element, ForwardPointers};
 use firebrick_cuda::{CudaError, Cudnn, DeviceBuffer};
 use firebrick_precision::difference::{is_within, largest_difference, relative_difference};
 
@@ -131,9 +131,9 @@ fn written_rows(
 fn by_token(shape: &AttentionShape, statistics: &[f32], tokens: usize) -> Vec<f64> {
     let heads = shape.query_heads;
     let length = shape.longest();
-    let at = |token: usize, head: usize| match shape.statistics_layout() {
-        StatisticsLayout::TokensHeads => token * heads + head,
-        StatisticsLayout::DocumentsHeadsTokens => (token / length * heads + head) * length + token % length,
+    let at = |token: usize, head: usize| match shape.is_packed() {
+        true => token * heads + head,
+        false => (token / length * heads + head) * length + token % length,
     };
     (0..tokens * heads).map(|index| f64::from(statistics[at(index / heads, index % heads)])).collect()
 }

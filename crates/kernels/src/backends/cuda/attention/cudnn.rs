@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use burn_tensor::DType;
 use firebrick_arch::AttentionSpec;
-use firebrick_cuda::cudnn::{self, AttentionShape, BackwardPointers, Element, ForwardPointers, Layout, Plan};
+use firebrick_cuda::cudnn::{AttentionShape, BackwardPointers, Element, ForwardPointers, Layout, Plan};
 use firebrick_cuda::{CudaError, Cudnn};
 
 use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
@@ -248,10 +248,7 @@ fn supported(plan: Result<Arc<Plan>, CudaError>) -> Option<Arc<Plan>> {
 
 /// Returns the order in which cuDNN writes and reads the statistics of a shape.
 fn statistics_layout(shape: &AttentionShape) -> StatisticsLayout {
-    match shape.statistics_layout() {
-        cudnn::StatisticsLayout::DocumentsHeadsTokens => StatisticsLayout::DocumentsHeadsTokens,
-        cudnn::StatisticsLayout::TokensHeads => StatisticsLayout::TokensHeads,
-    }
+    if shape.is_packed() { StatisticsLayout::TokensHeads } else { StatisticsLayout::DocumentsHeadsTokens }
 }
 
 /// Splits a backward into calls: as many documents as fit into `most` tokens each, or one longer document.
