@@ -26,7 +26,7 @@ use crate::stream::Stream;
 pub struct Cudnn {
     // Dropped before the handles that the plans refer to: fields are dropped in order.
     plans: Mutex<HashMap<Key, Entry>>,
-    maker: Arc<Maker>,
+    pub(super) maker: Arc<Maker>,
 }
 
 type Key = (Pass, AttentionShape);
@@ -41,9 +41,9 @@ enum Entry {
 }
 
 /// Builds plans, on any thread.
-struct Maker {
-    context: Context,
-    symbols: Symbols,
+pub(super) struct Maker {
+    pub(super) context: Context,
+    pub(super) symbols: Symbols,
     version: Version,
     /// Major compute capability.
     major: u32,
@@ -137,19 +137,6 @@ impl Cudnn {
         // A panic while the lock was held left the map usable: removed entries are built again.
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Returns the handle that builds and runs the plans of a pass.
-    pub(super) fn lock_handle(&self, pass: Pass) -> MutexGuard<'_, Handle> {
-        self.maker.lock_handle(pass)
-    }
-
-    pub(super) fn context(&self) -> &Context {
-        &self.maker.context
-    }
-
-    pub(super) fn symbols(&self) -> Symbols {
-        self.maker.symbols
-    }
 }
 
 impl Drop for Cudnn {
@@ -178,7 +165,8 @@ impl Maker {
         })
     }
 
-    fn lock_handle(&self, pass: Pass) -> MutexGuard<'_, Handle> {
+    /// Returns the handle that builds and runs the plans of a pass.
+    pub(super) fn lock_handle(&self, pass: Pass) -> MutexGuard<'_, Handle> {
         let handle = match pass {
             Pass::Forward => &self.forward,
             Pass::Backward => &self.backward,

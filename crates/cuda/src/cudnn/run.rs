@@ -113,11 +113,11 @@ impl Cudnn {
         pointers: &ForwardPointers,
         gradient: impl Fn(Source) -> Option<CUdeviceptr>,
     ) -> Result<(), CudaError> {
-        same_device("cudnnBackendExecute", self.context(), stream.context())?;
+        same_device("cudnnBackendExecute", &self.maker.context, stream.context())?;
         let scalars = Scalars { scale: pointers.scale, one: 1.0, masked: plan.masked };
         let pack = pack(self, plan, pointers, &scalars, gradient)?;
-        let handle = self.lock_handle(plan.pass);
-        self.context().with_current(|| {
+        let handle = self.maker.lock_handle(plan.pass);
+        self.maker.context.with_current(|| {
             handle.set_stream(stream)?;
             // SAFETY: the workspace has the plan's bytes, as the caller promised.
             unsafe { self.prepare(stream, plan, pointers.workspace)? };
@@ -132,7 +132,7 @@ impl Cudnn {
     /// # Safety
     /// `workspace` must have the plan's bytes, and the context must be current.
     unsafe fn prepare(&self, stream: &Stream, plan: &Plan, workspace: CUdeviceptr) -> Result<(), CudaError> {
-        let driver = self.context().driver();
+        let driver = self.maker.context.driver();
         if let Some((at, length)) = plan.lengths {
             let (to, count) = (workspace + at as u64, plan.shape.documents());
             // SAFETY: this part of the workspace holds a 32-bit integer for each document.
@@ -162,7 +162,7 @@ fn pack(
         data.push(address(source, pointers, scalars, &gradient)?);
     }
     let workspace = pointers.workspace + plan.own_workspace as u64;
-    let mut pack = Descriptor::new(cudnn.symbols(), Kind::VariantPack, "the variant pack")?;
+    let mut pack = Descriptor::new(cudnn.maker.symbols, Kind::VariantPack, "the variant pack")?;
     pack.integers(Attribute::VariantPackUniqueIds, &numbers)?
         .pointers(Attribute::VariantPackDataPointers, &data)?
         .pointers(Attribute::VariantPackWorkspace, &[workspace as Raw])?;
