@@ -30,10 +30,11 @@ impl ModelSpec {
         self.active_projections().saturating_add(head)
     }
 
-    /// Counts the parameters of all projections and routers that a token is multiplied with.
+    /// Counts the parameters of all projections and routers that a token is multiplied with, that of the layers' own inputs among them.
     pub fn active_projections(&self) -> u64 {
         let of_group = |group: GroupSpec| group.weight_parameters().saturating_mul(group.rows as u64);
-        self.all_groups().map(of_group).fold(0, u64::saturating_add)
+        let of_inputs = self.per_layer_tensors().map_or(0, |[_, projection, _]| projection.elements() as u64);
+        self.all_groups().map(of_group).fold(of_inputs, u64::saturating_add)
     }
 
     /// Returns the forward FLOPs per token of the mixers of all layers, besides their linear modules, for documents of `document_tokens` tokens.

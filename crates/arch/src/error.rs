@@ -64,6 +64,12 @@ pub enum ArchError {
     )]
     UnknownTarget { name: String, modules: Vec<String> },
 
+    #[error(
+        "LoRA target `{name}` hits no module of this model but such as `{module}`, which is not there: its layer reads the keys and values of layer \
+         {source_layer}, so an adapter would do nothing. Leave the target out, or let it hit layer {source_layer}, too"
+    )]
+    SharedTarget { name: String, module: String, source_layer: usize },
+
     #[error("the settings of the adapter leave no module; choose \"all-linear\" or from {}", modules.join(", "))]
     NoTargets { modules: Vec<String> },
 

@@ -12,7 +12,7 @@ use crate::error::ArchError;
 use crate::lora_init::LoraInit;
 use crate::module_names::{ByPattern, TargetModules, is_expert_parameter, path_ends_in};
 use crate::modules::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
-use crate::spec::{ExpertNames, MlpSpec, ModelSpec};
+use crate::spec::{MlpSpec, ModelSpec};
 use crate::tensor_spec::{Role, TensorSpec};
 use crate::tensors::{EMBEDDING, Form, HEAD};
 use crate::text_names::{TextLayout, is_expert, layer_of, text_name};
@@ -27,12 +27,12 @@ fn parameter_names(spec: &ModelSpec) -> String {
         MlpSpec::Experts { names, .. } => Some(names),
         MlpSpec::Gated { .. } => None,
     });
-    let of_block = |block| format!("{block}.experts.{GATE_UP} and {block}.experts.{DOWN}");
-    names.map_or_else(|| "no experts".to_owned(), |names| of_block(names.fused_block()))
+    let of_experts = |experts: String| format!("{experts}.{GATE_UP} and {experts}.{DOWN}");
+    names.map_or_else(|| "no experts".to_owned(), |names| of_experts(names.fused_path("experts")))
 }
 
 /// What PEFT puts before the names of the model.
-const PREFIX: &str = "base_model.model.";
+pub(crate) const PREFIX: &str = "base_model.model.";
 
 /// `[lora]`: low-rank adapters, scaled by `alpha / r`. Fields carry PEFT's names, which its adapter_config.json has; keys are those of a recipe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -316,6 +316,7 @@ impl LoraConfig {
             return Err(ArchError::LayersAndExpression);
         }
         let paths: Vec<String> = spec.modules().map(|(module, _)| module.path).collect();
+        self.check_layers(spec, &paths)?;
         for (key, pattern) in [
             ("rank_pattern", self.rank_pattern.unused(&paths).next()),
             ("alpha_pattern", self.alpha_pattern.unused(&paths).next()),
@@ -324,8 +325,11 @@ impl LoraConfig {
                 return Err(unused(key, pattern, names()));
             }
         }
-        // Sinks are a parameter of attention, which PEFT could save only with all of attention.
-        let modules = spec.tensors().into_iter().filter(|tensor| tensor.role != Role::Sinks);
+        // Sinks are a parameter of attention, which PEFT could save only with all of attention; so are the factors of a router.
+        let is_module = |tensor: &TensorSpec| {
+            !matches!(tensor.role, Role::Sinks | Role::RouterScale | Role::LayerScalar | Role::PerLayerEmbedding)
+        };
+        let modules = spec.tensors().into_iter().filter(is_module);
         let whole: Vec<String> = modules.map(|tensor| tensor.name).chain([HEAD.to_owned()]).collect();
         for name in self.modules_to_save.iter().flatten() {
             if !whole.iter().any(|tensor| module_of(tensor).ends_with(name.as_str())) {
@@ -348,6 +352,21 @@ impl LoraConfig {
         }
         resolved.check_stacks(spec)?;
         Ok(resolved)
+    }
+
+    /// Checks that no target hits in the chosen layers only modules that are missing because their layers read another's keys and values.
+    fn check_layers(&self, spec: &ModelSpec, paths: &[String]) -> Result<(), ArchError> {
+        let TargetModules::Named(names) = &self.target_modules else { return Ok(()) };
+        let hits = |name: &str, path: &str| path_ends_in(path, name) && self.is_in_layers(path);
+        let mut unused = names.iter().filter(|name| !paths.iter().any(|path| hits(name, path)));
+        let error = unused.find_map(|name| spec.only_missing(name, |path| hits(name, path)));
+        error.map_or(Ok(()), Err)
+    }
+
+    /// The modules that targets by name or expression hit and that are not there, because their layers read another's keys and values.
+    pub fn skipped_modules(&self, spec: &ModelSpec) -> Vec<String> {
+        let is_chosen = self.target_modules != TargetModules::AllLinear;
+        spec.missing_modules().filter(|path| is_chosen && self.adapts(path)).collect()
     }
 
     /// Checks that every one of `target_parameters` is a parameter of the model, and that nothing is set that PEFT refuses with them.
@@ -374,8 +393,8 @@ impl LoraConfig {
         }
     }
 
-    /// Checks that all experts of a module have the same settings: they are one weight of a run. Those of gpt-oss are one parameter everywhere, so no
-    /// program would read an adapter of one of them.
+    /// Checks that all experts of a module have the same settings: they are one weight of a run. Those of some families are one parameter everywhere, so
+    /// no program would read an adapter of one of them.
     fn check_stacks(&self, spec: &ModelSpec) -> Result<(), ArchError> {
         let settings = |path: &str| {
             let pair = self.adapts(path).then(|| (self.rank_of(path), self.scaling_of(path).to_bits()));
@@ -419,8 +438,8 @@ impl LoraConfig {
 impl ModelSpec {
     /// Whether checkpoints hold all experts of a projection in one tensor.
     fn has_experts_in_one_tensor(&self) -> bool {
-        let is_gpt_oss = |mlp: &MlpSpec| matches!(mlp, MlpSpec::Experts { names: ExpertNames::GptOss, .. });
-        self.layers.iter().any(|layer| is_gpt_oss(&layer.mlp))
+        let are = |mlp: &MlpSpec| matches!(mlp, MlpSpec::Experts { names, .. } if names.are_in_one_tensor());
+        self.layers.iter().any(|layer| are(&layer.mlp))
     }
 
     /// The names of the linear modules of the layers without their paths, each once, in the order of the forward pass: `q_proj`,

@@ -31,6 +31,10 @@ pub enum GroupKind {
     SharedDown,
     /// Gate of a shared expert's output, from the hidden size to 1.
     SharedGate,
+    /// What multiplies a layer's own input, from the hidden size to the width of that (Gemma 4).
+    PerLayerGate,
+    /// From the product to the hidden size.
+    PerLayerProjection,
 }
 
 impl GroupKind {

@@ -8,13 +8,21 @@
 use std::collections::BTreeSet;
 
 /// The first parts of the names of tensors that do not belong to the text model.
-const OTHER_PARTS: [&str; 7] = [
+const OTHER_PARTS: [&str; 15] = [
+    "audio_tower.",
+    "embed_audio.",
+    "embed_vision.",
+    "model.audio_tower.",
+    "model.embed_audio.",
+    "model.embed_vision.",
     "model.multi_modal_projector.",
+    "model.vision_embedder.",
     "model.vision_tower.",
     "model.visual.",
     // Layers that predict more tokens (Qwen3.5).
     "mtp.",
     "multi_modal_projector.",
+    "vision_embedder.",
     "vision_tower.",
     "visual.",
 ];

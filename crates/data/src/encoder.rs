@@ -22,7 +22,7 @@ use crate::tokenizer::Tokenizer;
 /// Version of the meaning of tokens and masks. Incremented whenever the same records, tokenizer and options give other examples: after a change in
 /// how records are parsed, rendered, tokenized, masked or cut. It is part of [`Encoder::fingerprint`] and so of a cache's key; the layout of token
 /// files has its own version.
-const CODE_VERSION: u32 = 8;
+const CODE_VERSION: u32 = 9;
 const SECONDS_PER_DAY: i64 = 86_400;
 
 /// What happens to a document that is longer than `max_seq_len`.

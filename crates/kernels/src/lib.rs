@@ -47,7 +47,7 @@ pub use memory::training_shape::{
 };
 pub use memory::work::{answering_launches, answering_work, cuda_launches, step_work};
 pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
-pub use moe::{MoeOps, Routing};
+pub use moe::{Combined, MoeOps, Routing};
 pub use norm::{NormOps, NormWeight};
 pub use optimizer::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
 pub use payload::{Exchange, Loan, Payload, PayloadLayout};

@@ -73,6 +73,7 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
         small(96),
         small(128),
         small(256),
+        small(512),
         heads(4, 4, 64),
         heads(8, 2, 128),
         heads(8, 1, 64),

@@ -62,6 +62,7 @@ impl<B: Kernels> Decoder<B> {
     /// A folder that is not a readable adapter, or one whose modules or ranks are not the ones this model was built with.
     pub fn load_adapter(&mut self, dir: &Path) -> Result<(), ModelError> {
         let (config, mut tensors) = peft::read_adapter(dir)?;
+        peft::leave_ignored(&mut tensors, &self.config.spec, dir);
         let path = &dir.join(peft::ADAPTER_WEIGHTS_FILE);
         let device = self.device.clone();
         for linear in self.layers.iter_mut().flat_map(|layer| layer.linears_mut()) {

@@ -12,14 +12,15 @@ use std::ops::ControlFlow;
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::Rope;
-use firebrick_kernels::{CachedTokens, Documents, Kernels, NewTokens, PAGE_ROWS, RotaryTables};
+use firebrick_kernels::{CachedTokens, Documents, Keep, Kernels, NewTokens, PAGE_ROWS, RotaryTables};
 use rayon::prelude::*;
 
 use self::cache::{Caches, States};
 use crate::decoder::{Decoder, rotary_tables};
 use crate::error::ModelError;
+use crate::layer_inputs::TokenInputs;
 use crate::linear::AdapterPass;
-use crate::mixer::{Attend, Published};
+use crate::mixer::Attend;
 use crate::sampling::Sampler;
 
 /// When to stop and how to choose.
@@ -109,6 +110,7 @@ struct Started {
 /// The inputs of a pass besides the weights.
 struct Pass<B: Kernels> {
     ids_n: Tensor<B, 1, Int>,
+    layer_inputs: Option<TokenInputs<B>>,
     rotary: Vec<RotaryTables<B>>,
     tokens: CachedTokens<B>,
     /// Boundaries of the prompts, if the pass reads whole prompts.
@@ -442,7 +444,7 @@ impl<B: Kernels> Batch<'_, B> {
             }
             None => (B::most_probable(model.rounded_logits(model.norm.forward(last))), None),
         };
-        let pass = self.prepare(first, are_prompts);
+        let pass = self.prepare(first, are_prompts)?;
         let ends: Vec<u32> = pass.tokens.in_pass().map(|(_, range)| range.end as u32 - 1).collect();
         let is_step = pass.tokens.count() == ends.len();
         if is_on_device && is_step {
@@ -488,7 +490,7 @@ impl<B: Kernels> Batch<'_, B> {
     }
 
     /// Uploads the inputs of a pass over the new tokens of the sequences from `first` on.
-    fn prepare(&self, first: usize, are_prompts: bool) -> Pass<B> {
+    fn prepare(&self, first: usize, are_prompts: bool) -> Result<Pass<B>, ModelError> {
         let (model, running) = (self.model, &self.running[first..]);
         let ids: Vec<u32> = running.iter().flat_map(|sequence| &sequence.new).copied().collect();
         let positions = |sequence: &Running| sequence.past as u32..(sequence.past + sequence.new.len()) as u32;
@@ -503,14 +505,21 @@ impl<B: Kernels> Batch<'_, B> {
             let ends = tokens.in_pass().map(|(_, range)| range.end as u32);
             Documents::new(&[0].into_iter().chain(ends).collect::<Vec<_>>(), &model.device)
         });
-        Pass { ids_n: model.indices(&ids), rotary: model.rotary_at(&positions), tokens, documents }
+        Ok(Pass {
+            ids_n: model.indices(&ids),
+            layer_inputs: model.token_inputs(&ids, false)?,
+            rotary: model.rotary_at(&positions),
+            tokens,
+            documents,
+        })
     }
 
     /// Computes the hidden states before the final norm, `[n, d]`, and adds the new tokens to the caches. Runs inside a section.
     fn layers(&mut self, pass: &Pass<B>) -> Tensor<B, 2> {
         let model = self.model;
-        let mut published = Published::default();
-        model.each_layer(model.embed(pass.ids_n.clone()), |index, layer, x_nd| {
+        let x_nd = model.embed(pass.ids_n.clone());
+        let (mut published, _) = model.published(&x_nd, pass.layer_inputs.as_ref(), Keep::Nothing);
+        model.each_layer(x_nd, |index, layer, x_nd| {
             let cache = &mut self.caches.layers[layer.spec.mixer.cache_of(index)];
             let attend = Attend::Cached { tokens: &pass.tokens, cache, prompts: pass.documents.as_ref() };
             layer.forward(x_nd, &pass.rotary, attend, &mut published, AdapterPass::PLAIN)

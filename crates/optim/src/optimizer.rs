@@ -358,6 +358,8 @@ fn decays(role: Role) -> bool {
         Role::Embedding
         | Role::Projection
         | Role::Router
+        | Role::RouterScale
+        | Role::PerLayerEmbedding
         | Role::Head
         | Role::LoraA
         | Role::LoraB
@@ -368,6 +370,7 @@ fn decays(role: Role) -> bool {
         | Role::GatedNorm
         | Role::Bias
         | Role::RouterCorrection
+        | Role::LayerScalar
         | Role::Sinks
         | Role::DecayLog
         | Role::DecayBias => false,

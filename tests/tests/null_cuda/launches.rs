@@ -91,10 +91,10 @@ const EXPERTS_DROPOUT: Lora =
 /// Adapters on the parameters of experts.
 const PARAMETERS: Lora = (
     "parameters",
-    r#"{"r": 8, "target": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}"#,
+    r#"{"r": 8, "target": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}"#,
 );
 /// Adapters on one of them.
-const PARAMETER: Lora = ("parameter", r#"{"r": 8, "target": [], "target_parameters": ["mlp.experts.gate_up_proj"]}"#);
+const PARAMETER: Lora = ("parameter", r#"{"r": 8, "target": [], "target_parameters": ["experts.gate_up_proj"]}"#);
 
 const ADAPTERS: [Lora; 18] = [
     R8,
@@ -195,9 +195,12 @@ fn cases_of_families() -> Vec<Case> {
     }
     cases.extend([R64, DROPOUT].map(|lora| Case { family: "tiny-llama-bias", lora, ..PLAIN }));
     for family in MIXTURES.into_iter().filter(is_repeatable) {
-        // The experts of gpt-oss are parameters alone.
-        let [experts, other] =
-            if family == "tiny-gpt-oss" { [PARAMETERS, PARAMETER] } else { [EXPERTS, EXPERTS_DROPOUT] };
+        // The experts of gpt-oss and of Gemma 4 are parameters alone.
+        let [experts, other] = if ["tiny-gpt-oss", "tiny-gemma4-moe"].contains(&family) {
+            [PARAMETERS, PARAMETER]
+        } else {
+            [EXPERTS, EXPERTS_DROPOUT]
+        };
         for (base, lora) in [(NF4, experts), (FROZEN, experts), (NF4, other), (NF4, R8), (TRAINED, NONE)] {
             cases.push(Case { family, base, lora, ..PLAIN });
         }
@@ -321,6 +324,7 @@ impl Case {
             ("intermediate_size", json!(inner)),
             ("moe_intermediate_size", json!(inner)),
             ("head_dim", json!(hidden / 4)),
+            ("global_head_dim", json!(hidden / 2)),
             ("rope_scaling", Value::Null),
         ];
         for (key, value) in changes {
@@ -328,6 +332,8 @@ impl Case {
                 config[key] = value;
             }
         }
+        let of_layers = config.get_mut("per_layer_config").and_then(Value::as_object_mut);
+        of_layers.into_iter().flat_map(|layers| layers.values_mut()).for_each(|of| of["head_dim"] = json!(hidden / 2));
         ModelConfig::parse(&config.to_string(), &path).expect("only sizes changed")
     }
 

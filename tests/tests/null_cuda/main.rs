@@ -32,7 +32,7 @@ const LAUNCHES: &str = "NULL_CUDA_LAUNCHES";
 /// Variable with the compute capability of the card that they report.
 const CAPABILITY: &str = "NULL_CUDA_CAPABILITY";
 /// The starts of the names of models that have layers with kernels and without: with a window at these widths, or with a beta above 1.
-const INTERRUPTED: [&str; 3] = ["tiny-gemma3", "tiny-olmo3", "tiny-olmo-hybrid"];
+const INTERRUPTED: [&str; 4] = ["tiny-gemma3", "tiny-gemma4", "tiny-olmo3", "tiny-olmo-hybrid"];
 /// Time after which the process counts as hanging; it needs some seconds.
 const LONGEST: Duration = Duration::from_secs(180);
 /// File names of the libraries: NVIDIA's for CUDA 13.

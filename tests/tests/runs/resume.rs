@@ -73,7 +73,13 @@ fn run_interrupted_twice_equals_uninterrupted_run() {
 #[test]
 fn run_of_a_checkpoint_with_a_vision_tower_or_in_fp8_resumes_like_any_other() {
     let full = ["bnb_4bit=", "lora=", "mode=full"];
-    for (checkpoint, kind) in [("tiny-gemma3-vl", &[][..]), ("tiny-gemma3-vl", &full), ("quant-fp8-ministral3", &[])] {
+    let cases = [
+        ("tiny-gemma3-vl", &[][..]),
+        ("tiny-gemma3-vl", &full),
+        ("tiny-gemma4-vl", &full),
+        ("quant-fp8-ministral3", &[]),
+    ];
+    for (checkpoint, kind) in cases {
         let model = format!("model='{}'", fixture(checkpoint).display());
         assert_interruptions_change_nothing(&[&[model.as_str()], kind].concat());
     }

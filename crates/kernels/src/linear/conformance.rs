@@ -11,7 +11,7 @@ use firebrick_arch::{Activation, SwigluConstants};
 use firebrick_precision::QuantFormat;
 
 use self::scenario::{Base, Extras, Mlp, Scenario, group, heads, norm, stacks, tables};
-use super::{Dropout, Epilogue, Keep, Mask, Prologue, RowChoices, magnitude, reference};
+use super::{Dropout, Epilogue, HeadRole, Keep, Mask, Prologue, RowChoices, magnitude, reference};
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::weights::{MatrixScales, matrix_scales};
@@ -22,6 +22,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     gated_and_rotary(check);
     plain_groups(check);
     qkv(check);
+    other_parts(check);
     residuals(check);
     down(check);
     mlp(check);
@@ -29,6 +30,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     without_norm(check);
     norms_after(check);
     dropout(check);
+    scaled(check);
     magnitudes(check);
     norms_of_adapted_weights(check);
     if check.case.has_experts {
@@ -78,6 +80,14 @@ fn experts_with_rows<B: Kernels>(check: &mut Check<'_, B>, counts: &[usize]) {
         Prologue::Gated { gate: gate.1, up: up.1, activation },
     );
     Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None)).run(check, "experts, down", &ALL);
+}
+
+/// Tests multiplication by a number, with and without whole vectors.
+fn scaled<B: Kernels>(check: &mut Check<'_, B>) {
+    for width in check.variants([check.case.hidden_size, 37]) {
+        let x = check.random([check.case.tokens(), width], 1.0);
+        check.compare("scaled", B::scaled(x.0, 0.37), reference::scaled(x.1, 0.37));
+    }
 }
 
 /// Returns the mask of rows that come from these choices, two of each token.
@@ -338,6 +348,34 @@ fn qkv<B: Kernels>(check: &mut Check<'_, B>) {
         let heads = heads(check, head_norms, rotates);
         let epilogue = (Epilogue::Heads(heads.0), Epilogue::Heads(heads.1));
         Scenario::new(check, group, prologue, epilogue).with_residual_path(check).run(check, name, &keeps);
+    }
+}
+
+/// Tests queries alone, queries next to what keys and values are made of, and values that are normalized, too.
+fn other_parts<B: Kernels>(check: &mut Check<'_, B>) {
+    use HeadRole::{Key, Query, Value};
+    let case = check.case;
+    let (query, kv) = (case.heads * case.head_dim, case.kv_heads * case.head_dim);
+    let all = Extras { adapter: true, bias: true, trained_bias: true, magnitude: false };
+    for (name, base, roles) in check.variants([
+        ("q", Base::NF4, &[Query][..]),
+        ("q and a shared part", Base::New, &[Query, Value][..]),
+        ("qkv, normalized values", Base::NF4, &[Query, Key, Value][..]),
+    ]) {
+        let parts: Vec<usize> = roles.iter().map(|role| if *role == Query { query } else { kv }).collect();
+        let group = group(check, &vec![(base, all); parts.len()], &parts, &parts, case.hidden_size);
+        let x = check.random([case.tokens(), case.hidden_size], 1.0);
+        let (mut heads, mut expected) = heads(check, Some([case.head_dim; 2]), Some(case.head_dim));
+        if roles.contains(&Key) {
+            let norm = norm(check, case.head_dim, false);
+            (heads.parts[2].norm, expected.parts[2].norm) = (Some(norm.0), Some(norm.1));
+        }
+        heads.parts.retain(|part| roles.contains(&part.role));
+        expected.parts.retain(|part| roles.contains(&part.role));
+        let prologue = (Prologue::None { x: x.0 }, Prologue::None { x: x.1 });
+        let epilogue = (Epilogue::Heads(heads), Epilogue::Heads(expected));
+        let scenario = Scenario::new(check, group, prologue, epilogue).with_residual_path(check);
+        scenario.run(check, name, &[Keep::Inputs, Keep::Nothing]);
     }
 }
 

@@ -502,6 +502,11 @@ pub trait LinearOps: NormOps + Session + WeightOps {
         Self::pause(&x.device(), || reference::dropped(x, mask))
     }
 
+    /// Computes `x * factor` `[n, d]`, rounded once. The same function is its backward.
+    fn scaled(x: Tensor<Self, 2>, factor: f32) -> Tensor<Self, 2> {
+        Self::pause(&x.device(), || reference::scaled(x, factor))
+    }
+
     /// Computes `activation(gate) * up`, `[n, f]`.
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
         Self::pause(&gate_nf.device(), || reference::gated(gate_nf, up_nf, activation))

@@ -155,6 +155,12 @@ pub fn dropped<B: Backend>(x: Tensor<B, 2>, mask: &Mask<B>) -> Tensor<B, 2> {
     to_dtype(to_f32(x).mul(factors.reshape([rows, width])), dtype)
 }
 
+/// Implements [`LinearOps::scaled`].
+pub fn scaled<B: Backend>(x: Tensor<B, 2>, factor: f32) -> Tensor<B, 2> {
+    let dtype = x.dtype();
+    to_dtype(to_f32(x).mul_scalar(factor), dtype)
+}
+
 /// Computes the input of the GEMM.
 fn prologue_output<B: LinearOps>(prologue: &Prologue<B>) -> Tensor<B, 2> {
     match prologue {

@@ -25,6 +25,7 @@ impl TrainingShape {
         let mut lines = Vec::from(parameter_lines(model, self));
         lines.push(adapted_norms(model, self));
         lines.push(saved_activations(model, self));
+        lines.push(layer_inputs(model, self, true));
         lines.push(pair_values(self));
         lines.extend(working_set);
         let mut host_lines = vec![offloaded_activations(model, self), paged_state(self)];
@@ -146,6 +147,15 @@ fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine 
     line("saved activations", tokens * per_token, why)
 }
 
+/// Returns the line for the layers' own inputs.
+pub(crate) fn layer_inputs(model: &ModelSpec, training: &TrainingShape, has_backward: bool) -> MemoryLine {
+    let width = model.per_layer_inputs.map_or(0, |inputs| inputs.width);
+    let (layers, tokens) = (model.layers.len(), training.tokens());
+    let why =
+        format!("rows of their table and what is computed of it: {width} values of {layers} layers, {tokens} tokens");
+    line("inputs of layers", training.layer_input_bytes(model, has_backward), why)
+}
+
 /// Returns the line for vectors over the targets of pairs. The reference pass ends before anything is saved for the backward, so it needs no line.
 fn pair_values(training: &TrainingShape) -> MemoryLine {
     let bytes = training.pairs.map_or(0, |_| PAIR_VALUES * 4 * training.tokens());
@@ -165,6 +175,7 @@ fn offloaded_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryL
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use firebrick_arch::PerLayerInputs;
     use firebrick_arch::shapes::llama_3_1_8b;
     use firebrick_precision::FloatType;
 
@@ -193,6 +204,25 @@ pub(crate) mod tests {
             let more = (1 << 25) + (1 << 10);
             assert_eq!(whole.total_bytes() + more, part.total_bytes() + (1 << 30) + (1 << 20));
         }
+    }
+
+    #[test]
+    fn layers_inputs_are_counted_by_copies_and_their_table_is_in_host_memory() {
+        let mut model = llama_3_1_8b();
+        let shapes = [qlora(2, Recompute::Full), full(FloatType::Bf16)];
+        let of = |model: &ModelSpec| shapes.clone().map(|shape| shape.with_working_set(model, Vec::new()));
+        let without = of(&model);
+        model.per_layer_inputs = Some(PerLayerInputs { width: 256, vocab_size: 262_144 });
+        let with = of(&model);
+        let copy = |tokens: u64| tokens * 32 * 256 * 2;
+        assert_eq!(bytes_of(&with[0], "inputs of layers"), 3 * copy(2 * 4096));
+        assert_eq!(bytes_of(&with[1], "inputs of layers"), 7 * copy(4096));
+        // Gates, projections and norms of the layers, and what computes the inputs.
+        let [projections, norms] = [32 * 3 * 4096 * 256, 32 * 4096 + 256];
+        let added = |what: &str, run: usize| bytes_of(&with[run], what) - bytes_of(&without[run], what);
+        let nf4 = added("base weights", 0) as f64 / f64::from(projections);
+        assert!((0.51..0.53).contains(&nf4), "{nf4}");
+        assert_eq!(added("trained weights", 1), 4 * (projections + norms) as u64);
     }
 
     #[test]

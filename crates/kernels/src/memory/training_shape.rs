@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use firebrick_arch::Recompute;
-use firebrick_arch::{GroupKind, LayerSpec, LoraConfig, Mixer, ModelSpec, Role, Value, ValueKind};
+use firebrick_arch::{EMBEDDING, GroupKind, LayerSpec, LoraConfig, Mixer, ModelSpec, Role, Value, ValueKind};
 use firebrick_precision::FloatType;
 
 use super::evaluation::EvaluationShape;
@@ -197,6 +197,24 @@ impl TrainingShape {
         let of_mlp = matches!(kind, GroupKind::GateUp | GroupKind::Down);
         let tile = self.tile_rows().filter(|_| of_mlp || self.runs_in_tiles(layer));
         tile.map_or(self.tokens(), |rows| rows as u64)
+    }
+
+    /// Returns the bytes of the layers' own inputs on the device: the rows of the table and the inputs for a whole pass, and a third copy while these are
+    /// computed. If a backward needs their gradients, what was projected is saved, too; the gradients of all layers wait next to those of the
+    /// gates until they are joined, and are reordered then.
+    pub(crate) fn layer_input_bytes(&self, model: &ModelSpec, has_backward: bool) -> u64 {
+        let Some(inputs) = model.per_layer_inputs else { return 0 };
+        let copies = if has_backward && self.trains_layer_inputs(model) { 7 } else { 3 };
+        let values = copies * (model.layers.len() * inputs.width) as u64;
+        self.tokens() * values * self.activation_bytes()
+    }
+
+    /// Returns whether what computes the layers' own inputs trains, or the embedding.
+    fn trains_layer_inputs(&self, model: &ModelSpec) -> bool {
+        let (storage, tensors) = (self.storage(), model.per_layer_tensors());
+        let computes = tensors.iter().flatten().filter(|tensor| tensor.may_train()).map(|tensor| tensor.name.as_str());
+        let has_rows = self.lora.as_ref().is_some_and(|lora| !lora.token_rows(EMBEDDING, model).is_empty());
+        has_rows || computes.chain([EMBEDDING]).any(|name| storage.trains(name))
     }
 
     /// Returns the bytes of what passes between tiles: states before each, f32, and the sums of a layer's gradients where base weights train.

@@ -49,6 +49,8 @@ impl Storage<'_> {
                 | Role::GatedNorm
                 | Role::Bias
                 | Role::RouterCorrection
+                | Role::RouterScale
+                | Role::LayerScalar
                 | Role::Sinks
                 | Role::Filters
                 | Role::DecayLog
@@ -75,9 +77,12 @@ impl Storage<'_> {
             + if keeps_head { self.compute.bytes() as u64 * (model.vocab_size * model.hidden_size) as u64 } else { 0 }
     }
 
-    /// Returns the bytes on the device of a tensor of the run.
+    /// Returns the bytes on the device of a tensor of the run: none of those that stay on the host.
     #[must_use]
     pub fn bytes(&self, model: &ModelSpec, tensor: &TensorSpec) -> u64 {
+        if matches!(tensor.role, Role::PerLayerEmbedding | Role::LayerScalar) {
+            return 0;
+        }
         match self.storage_of(model, &tensor.name, tensor.role) {
             Format::Float(float) => (tensor.elements() * float.bytes()) as u64,
             Format::Quantized(format) => {

@@ -49,8 +49,8 @@ pub struct GgufEnds {
 /// Those of [`write_gguf`] but reads of weights and writes.
 pub fn check_gguf(folder: &Path) -> Result<(), ModelError> {
     let config = read_config(folder)?;
-    Architecture::of(&config)?;
-    tokenizer::read(folder, config.spec.vocab_size, config.bos_token_id, &GgufEnds::default())?;
+    let architecture = Architecture::of(&config)?;
+    tokenizer::read(folder, &config, &GgufEnds::default(), architecture.merges_in_order())?;
     Ok(())
 }
 
@@ -63,7 +63,7 @@ pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: GgufEnds) -> R
     let config = weights.read_config()?;
     weights.check_complete(&config)?;
     let architecture = Architecture::of(&config)?;
-    let vocabulary = tokenizer::read(folder, config.spec.vocab_size, config.bos_token_id, &ends)?;
+    let vocabulary = tokenizer::read(folder, &config, &ends, architecture.merges_in_order())?;
     let mut metadata = architecture.metadata(&config, &title_of(to, vocabulary.strips_spaces), kind.number());
     metadata.extend(vocabulary.metadata);
 

@@ -83,7 +83,7 @@ fn data(model: &Decoder<Flex>) -> BTreeMap<String, Vec<TensorData>> {
         let norms = [&layer.before_mixer, &layer.after_mixer, &layer.before_mlp, &layer.after_mlp];
         all.extend(norms.into_iter().flatten().map(|norm| vector(&norm.weight)));
         let MixerKind::Attention(attention) = &layer.mixer.kind else { unreachable!("tiny models have attention") };
-        all.extend(attention.qk_norm.iter().flatten().map(|norm| vector(&norm.weight)));
+        all.extend(attention.qk_norm.iter().map(|norm| vector(&norm.weight)));
         all.extend(attention.sinks.iter().map(|sinks| vector(&sinks.logits)));
         for linear in layer.linears() {
             all.extend([base(format!("{}.weight", linear.path), &linear.base)]);

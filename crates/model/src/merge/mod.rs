@@ -14,8 +14,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use firebrick_arch::{
-    EMBEDDING, HEAD, LoraConfig, ModelSpec, ModuleSpec, generation_eos_token_ids, generation_pad_token_id,
-    lora_tensor_names, magnitude_tensor_name, saved_tensor_name, token_rows_name,
+    EMBEDDING, HEAD, LoraConfig, ModelSpec, ModuleSpec, PER_LAYER_EMBEDDING, generation_eos_token_ids,
+    generation_pad_token_id, lora_tensor_names, magnitude_tensor_name, saved_tensor_name, token_rows_name,
 };
 use firebrick_precision::difference::{is_within, worst};
 use firebrick_precision::{FloatType, QuantFormat};
@@ -28,8 +28,9 @@ use crate::checkpoint::{
     write_mxfp4_folder,
 };
 use crate::error::ModelError;
+use crate::host_table::RowMean;
 use crate::merge::noise::{Mxfp4Noise, NoiseSums};
-use crate::peft::{check_adapter, grow_for_adapter, read_adapter};
+use crate::peft::{check_adapter, grow_for_adapter, leave_ignored, read_adapter, without_ignored};
 
 /// Vectors that the written weights are tested with.
 const PROBES: usize = 4;
@@ -106,8 +107,10 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     if merge.mxfp4 && !base.names().any(|name| config.spec.is_mxfp4(name)) {
         return Err(ModelError::NotMxfp4 { dir: merge.model.to_path_buf() });
     }
-    let (settings, tensors) = read_adapter(merge.adapter)?;
+    let (settings, mut tensors) = read_adapter(merge.adapter)?;
     let mut config = grow_for_adapter(config, merge.adapter)?;
+    let settings = without_ignored(&settings, &config.spec);
+    leave_ignored(&mut tensors, &config.spec, merge.adapter);
     check_adapter(merge.adapter, &config.spec, &settings)?;
     config.add_eos_token_ids(generation_eos_token_ids(merge.adapter)?);
     let pad = generation_pad_token_id(merge.adapter)?;
@@ -245,6 +248,9 @@ impl Source<'_> {
         if let Some(rows) = self.tensors.get(&token_rows_name(name)) {
             return self.with_rows(name, rows).map(Some);
         }
+        if name == PER_LAYER_EMBEDDING && self.base.info(name)?.shape != self.shapes[name] {
+            return self.with_mean_rows(name).map(Some);
+        }
         let Some(adapter) = self.adapter_of(name) else { return Ok(None) };
         let mut values = self.base_weight(name)?;
         add_product(&mut values, &adapter.a, &adapter.b, adapter.scale as f32);
@@ -273,6 +279,17 @@ impl Source<'_> {
         for (&id, row) in self.settings.token_rows(name, self.spec).iter().zip(rows.values.chunks(width)) {
             values[id * width..][..width].copy_from_slice(row);
         }
+        Ok(values)
+    }
+
+    /// Reads a table of the base and adds the missing rows, which are the mean of the others.
+    fn with_mean_rows(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let (stored, [rows, width]) = (self.base.info(name)?.shape, [0, 1].map(|axis: usize| self.shapes[name][axis]));
+        let mut values = self.base.read_f32(name, &stored)?;
+        let mut mean = RowMean::new(width);
+        mean.add(values.iter().copied());
+        let mean = mean.finish();
+        (stored[0]..rows).for_each(|_| values.extend(&mean));
         Ok(values)
     }
 

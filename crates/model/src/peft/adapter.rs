@@ -21,7 +21,7 @@ use super::wrapper::{settings_for_text, settings_for_wrapper};
 use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, config_json, parse_config};
 use crate::checkpoint::write::companions::write_file;
 use crate::checkpoint::{TensorF32, adapter_shapes, read_adapter_f32, safetensors_names, write_safetensors_f32};
-use crate::error::ModelError;
+use crate::error::{ModelError, counted};
 
 /// PEFT's prefix of a module's path.
 const PREFIX: &str = "base_model.model.";
@@ -291,6 +291,26 @@ fn module_paths(path: &Path, names: &[String], config: &LoraConfig) -> Result<Ve
             Err(ModelError::adapter_tensor(path, name, problem))
         }
         None => Ok(lora_modules(names)),
+    }
+}
+
+/// Returns the settings of a stored adapter without targets that the model ignores ([`ModelSpec::is_ignored`]). Other programs have modules for them,
+/// and train pairs that change nothing.
+pub(crate) fn without_ignored(config: &LoraConfig, spec: &ModelSpec) -> LoraConfig {
+    let TargetModules::Named(names) = &config.target_modules else { return config.clone() };
+    let names = names.iter().filter(|name| !spec.is_ignored(name)).cloned().collect();
+    LoraConfig { target_modules: TargetModules::Named(names), ..config.clone() }
+}
+
+/// Removes the matrices of such modules from those of the adapter in `dir`, and warns if there are any.
+pub(crate) fn leave_ignored(tensors: &mut BTreeMap<String, TensorF32>, spec: &ModelSpec, dir: &Path) {
+    let ignored: Vec<String> = tensors.extract_if(.., |name, _| spec.is_ignored(name)).map(|(name, _)| name).collect();
+    if let Some(first) = ignored.first() {
+        tracing::warn!(
+            "{}: {} of layers that read the keys and values of another layer, such as `{first}`, change nothing and are left out",
+            dir.display(),
+            counted(ignored.len(), "tensor")
+        );
     }
 }
 

@@ -14,13 +14,17 @@ use tempfile::tempdir;
 
 use crate::{fixture, plain_merge, stored, write_stored};
 
-const LAYOUTS: [(&str, TextLayout); 4] = [
+const LAYOUTS: [(&str, TextLayout); 6] = [
     ("tiny-gemma3-vl", TextLayout::LanguageModelFirst),
     ("tiny-mistral3", TextLayout::LanguageModelFirst),
     ("tiny-qwen2-5-vl", TextLayout::Alone),
     ("tiny-qwen3-vl", TextLayout::ModelFirst),
+    ("tiny-gemma4-vl", TextLayout::ModelFirst),
+    ("tiny-gemma4-unified-vl", TextLayout::ModelFirst),
 ];
 const PROJECTIONS: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+/// Modules that have an adapter besides them.
+const PER_LAYER: [&str; 2] = ["per_layer_input_gate", "per_layer_projection"];
 
 fn json_of(path: &Path) -> Value {
     from_str(&read_to_string(path).unwrap()).unwrap()
@@ -29,7 +33,8 @@ fn json_of(path: &Path) -> Value {
 /// Merges an adapter into a model, which may be written in 4 bits.
 fn merge(model: &Path, adapter: &Path, to: &Path, bnb_4bit: Option<Bnb4bit>) {
     let merge = Merge { bnb_4bit, ..plain_merge(model, adapter) };
-    assert_eq!(merge_adapter(&merge, to).unwrap().modules, 14);
+    let matrices = stored(&adapter.join(ADAPTER_WEIGHTS_FILE)).len();
+    assert_eq!(2 * merge_adapter(&merge, to).unwrap().modules, matrices);
 }
 
 /// Writes the text model of a fixture alone.
@@ -93,7 +98,8 @@ fn a_merge_keeps_names_tower_and_preprocessors() {
         let [before, after] = [&base, &merged].map(|dir| stored(&dir.join(WEIGHTS_FILE)));
         assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>(), "{name}");
         for (tensor, value) in &after {
-            let changed = PROJECTIONS.iter().any(|end| tensor.ends_with(&format!("{end}.weight")));
+            let mut adapted = PROJECTIONS.iter().chain(&PER_LAYER);
+            let changed = adapted.any(|end| tensor.ends_with(&format!(".{end}.weight")));
             assert_eq!(*value == before[tensor], !changed || is_other_part(tensor), "{name}, {tensor}");
         }
         assert_eq!(read(merged.join(CONFIG_FILE)).unwrap(), read(base.join(CONFIG_FILE)).unwrap());

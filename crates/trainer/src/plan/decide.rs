@@ -122,9 +122,11 @@ fn router_aux_loss(config: &RunConfig, model: &ModelConfig) -> Result<Option<Cho
         return Ok(None);
     }
     let Some(of_model) = model.router_aux_loss_coef else {
-        let why = match model.spec.is_mixture() {
-            true => "balances its experts by a correction of their scores and has no such loss in transformers",
-            false => "has no experts to balance",
+        let is_corrected = (0..model.spec.layers.len()).any(|layer| model.spec.router_correction(layer).is_some());
+        let why = match (model.spec.is_mixture(), is_corrected) {
+            (true, true) => "balances its experts by a correction of their scores and has no such loss in transformers",
+            (true, false) => "has no such loss in transformers",
+            (false, _) => "has no experts to balance",
         };
         let problem = format!("train.router_aux_loss: a model of the family \"{}\" {why}", model.model_type);
         return Err(RunError::Refused(format!("{problem}. Remove this key")));

@@ -14,7 +14,7 @@ use crate::config::ZeroStage;
 
 /// Returns the owner of each layer weight that ranks divide; that of a trained weight also has its optimizer state.
 pub fn weight_owners(spec: &ModelSpec, trains: bool, world_size: usize) -> BTreeMap<String, usize> {
-    let is_divided = |tensor: &TensorSpec| tensor.role == Role::Projection;
+    let is_divided = |tensor: &TensorSpec| tensor.role == Role::Projection && tensor.layer.is_some();
     let trained = |tensor: &TensorSpec| is_divided(tensor) || trains && tensor.may_train();
     let tensors: Vec<TensorSpec> = spec.stacked_tensors().into_iter().filter(trained).collect();
     let owners = owners_of(&tensors, world_size);

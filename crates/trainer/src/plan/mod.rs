@@ -151,6 +151,12 @@ plan! {
     text_model: Option<Chosen<&'static str>> = decide::text_model(made.wish.model), shown "trained part" as plain;
     base: Chosen<BaseStorage> = made.base.clone(), shown "base" as plain, identifies "base";
     trained_parameters: Chosen<u64> = adapter::trained_parameters(made), shown "trained parameters" as plain;
+    /// Modules that targets of the adapter name and some layers do not have; none where all have them.
+    skipped_modules: Option<Chosen<Vec<String>>> = adapter::skipped_modules(made.wish),
+        shown "without adapters" as plain;
+    /// Where the table of the layers' own inputs is; none where they have no inputs.
+    layer_inputs: Option<Chosen<&'static str>> = adapter::layer_inputs(made.wish.model),
+        shown "inputs of layers" as plain;
     /// What layers save for their backward.
     recompute: Chosen<Recompute> = made.memory.recompute.clone(),
         shown "recompute" as plain, may change "train.recompute";

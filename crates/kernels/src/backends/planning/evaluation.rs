@@ -10,7 +10,7 @@ use super::layer::buffers_per_token;
 use super::reference::{logit_copies, score_bytes, score_copies};
 use super::{cpu, cuda, reference};
 use crate::backends::BackendKind;
-use crate::memory::estimate::line;
+use crate::memory::estimate::{layer_inputs, line};
 use crate::memory::evaluation::{Answers, EvaluatedRows};
 use crate::memory::training_shape::{Recompute, TrainingShape};
 
@@ -85,6 +85,7 @@ fn forward(backend: BackendKind, model: &ModelSpec, pass: &TrainingShape) -> Vec
     let (bytes, tokens) = (values * pass.activation_bytes(), pass.tokens());
     let why = format!("the forward of one layer, {bytes} bytes per token, {tokens} tokens");
     lines.insert(0, line("layer at work", tokens * bytes, why));
+    lines.push(layer_inputs(model, pass, false));
     lines
 }
 
@@ -143,7 +144,7 @@ mod tests {
         let training = qlora(1, Recompute::Full);
         let answers = Answers { prompts: 64, tokens: 64 * 3000, read: 64 * 3000, longest: 3500 };
         let shape = with(&training, EvaluatedRows::None, vec![answers]);
-        for (backend, scores) in [(BackendKind::Cuda, 0), (BackendKind::Candle, 3 * 4 * 32 * 3500 * 3500)] {
+        for (backend, scores) in [(BackendKind::Cuda, 0), (BackendKind::Candle, 3 * 4 * (1 << 26))] {
             let estimate = estimate(backend, &llama_3_1_8b(), &shape);
             assert_eq!(estimate.peak, "while prompts are answered");
             // 32 layers, with keys and values of 1024 values in 2 bytes each.

@@ -1,9 +1,10 @@
-//! Experts of a layer that a folder stores in one tensor, as gpt-oss and Qwen3.5 do: found by their names, and read as the tensors of single experts.
+//! Experts of a layer that a folder stores in one tensor, as gpt-oss, Qwen3.5 and Gemma 4 do: found by their names, and read as the tensors of single
+//! experts.
 //!
 //! With biases (gpt-oss), `X.experts.gate_up_proj` is `[experts, in, 2 * out]` with the columns of gate and up in turn, `X.experts.down_proj` `[experts,
-//! in, out]`, and `_bias` after either name is `[experts, 2 * out]` and `[experts, out]`. Without them (Qwen3.5), they are `[experts, 2 * out, in]`, with
-//! gate's rows and then up's, and `[experts, out, in]`. The model knows them as `X.experts.N.gate_proj.weight` `[out, in]` and so
-//! on, so the rest of this crate sees what other mixtures store.
+//! in, out]`, and `_bias` after either name is `[experts, 2 * out]` and `[experts, out]`. Without them (Qwen3.5; Gemma 4, where X is the layer), they are
+//! `[experts, 2 * out, in]`, with gate's rows and then up's, and `[experts, out, in]`. The model knows them as `X.experts.N.gate_proj.weight` `[out, in]`
+//! and so on, so the rest of this crate sees what other mixtures store.
 //! Trade-off: gate and up of an expert are read with one another's columns, so those bytes are read twice.
 
 use std::collections::BTreeMap;

@@ -86,6 +86,15 @@ pub(crate) fn convert(stored: DType, bytes: &[u8], requested: DType, out: &mut [
     }
 }
 
+/// Converts values that are not together in memory.
+pub(crate) fn write(values: impl Iterator<Item = f32>, dtype: DType, out: &mut [u8]) {
+    let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+    match dtype {
+        DType::F32 => out.copy_from_slice(&values),
+        _ => convert(DType::F32, &values, dtype, out),
+    }
+}
+
 /// Converts values to bytes with `to`, on all processors.
 fn from_f32<const N: usize>(values: &[f32], to: impl Fn(f32) -> [u8; N] + Sync) -> Vec<u8> {
     let mut bytes = vec![0; N * values.len()];

@@ -86,6 +86,9 @@ fn parts(
     let values = match fetched {
         Some(Fetched::Bytes(bytes)) if !quantizes => return Ok(vec![(name.clone(), info, bytes)]),
         Some(Fetched::Values(values)) => values,
+        None if !quantizes && base.info(name)? == info => {
+            return Ok(vec![(name.clone(), info, base.read(name)?.bytes)]);
+        }
         Some(Fetched::Bytes(_)) | None => base.read_f32(name, shape)?,
     };
     if !quantizes {

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use firebrick_arch::PER_LAYER_EMBEDDING;
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::memory::slices;
 use firebrick_kernels::{Kernels, Parameter};
 use firebrick_precision::FloatType;
 
 use crate::checkpoint::write::companions::Companions;
-use crate::checkpoint::{Fetched, HfFolder, write_hf_folder};
+use crate::checkpoint::{Fetched, HfFolder, stored_format, write_hf_folder};
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::layer::{Layer, Mlp};
@@ -24,7 +25,7 @@ impl<B: Kernels> Decoder<B> {
     /// folder is such a checkpoint too, with the other parts of `base`; without a base it holds the text model alone.
     ///
     /// # Errors
-    /// The folder already holds something, or cannot be written.
+    /// The folder already holds something, or cannot be written, or the table of the layers' own inputs cannot be read.
     ///
     /// # Panics
     /// If part of the model is frozen: adapters are saved by [`Decoder::save_adapter`].
@@ -36,14 +37,21 @@ impl<B: Kernels> Decoder<B> {
         companions: Option<&Companions>,
         base: Option<&HfFolder>,
     ) -> Result<(), ModelError> {
-        let parameters = self.parameters().into_iter().chain(self.router_corrections());
+        let parameters = self.parameters().into_iter().chain(self.router_vectors());
         let parameters: BTreeMap<_, _> =
             parameters.map(|parameter| (parameter.name.as_ref(), &parameter.value)).collect();
         let parts = self.stored_parts();
-        let places = parts.places();
+        let (places, scalars) = (parts.places(), self.layer_scalars());
         write_hf_folder(dir, &self.config, dtype, companions, base, |name| {
             if let Some(values) = collected.remove(name) {
                 return Ok(Fetched::Values(values));
+            }
+            if let Some(scalar) = scalars.get(name) {
+                return Ok(Fetched::Values(vec![*scalar]));
+            }
+            if let Some(own) = self.layer_inputs.as_ref().filter(|_| name == PER_LAYER_EMBEDDING) {
+                let rows = self.config.spec.per_layer_inputs.map_or(0, |inputs| inputs.vocab_size);
+                return own.table.fetched(rows, stored_format(name, dtype));
             }
             let frozen = || panic!("{name} is frozen, so the model is not saved whole");
             let value = |name: &str| (*parameters.get(name).unwrap_or_else(frozen)).clone();
@@ -59,12 +67,19 @@ impl<B: Kernels> Decoder<B> {
         })
     }
 
-    /// Iterates over the corrections of routers, which never train.
-    fn router_corrections(&self) -> impl Iterator<Item = &Parameter<B>> {
-        self.layers.iter().filter_map(|layer| match &layer.mlp {
+    /// Returns the factors of the layers' outputs, which never train, by their names.
+    fn layer_scalars(&self) -> BTreeMap<String, f32> {
+        let each = self.layers.iter().enumerate();
+        each.filter_map(|(index, layer)| Some((self.config.spec.layer_scalar(index)?.name, layer.scalar?))).collect()
+    }
+
+    /// Iterates over the vectors of routers, which never train.
+    fn router_vectors(&self) -> impl Iterator<Item = &Parameter<B>> {
+        let experts = self.layers.iter().filter_map(|layer| match &layer.mlp {
             Mlp::Gated { .. } => None,
-            Mlp::Experts(experts) => experts.correction.as_ref(),
-        })
+            Mlp::Experts(experts) => Some(experts),
+        });
+        experts.flat_map(|experts| experts.router_vectors())
     }
 
     /// Collects the trained weights that ranks divide on rank 0, which then has a copy of them in host memory. Returns nothing on the others, or if

@@ -25,6 +25,27 @@ fn the_text_model_of_a_larger_checkpoint_is_counted_alone_and_the_plan_says_what
 }
 
 #[test]
+fn what_gemma_4_leaves_out_is_said_in_the_plan() {
+    let keys = r#""Gemma4ForCausalLM"], "model_type": "gemma4_text", "num_kv_shared_layers": 2, "head_dim": 8, "global_head_dim": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64"#;
+    let model = TINY.replace(r#""LlamaForCausalLM"], "model_type": "llama""#, keys);
+    let model = model.replace(r#""num_hidden_layers": 2"#, r#""num_hidden_layers": 4"#);
+    let model = model.replace(r#""rope_theta": 10000.0, "#, "").replace(r#""hidden_act": "silu","#, "");
+    let named = resolve_for(&model, 1, &["lora.target=['q_proj', 'v_proj']"]).unwrap();
+    let skipped = named.skipped_modules.as_ref().unwrap();
+    assert_eq!(skipped.value, ["v_proj"]);
+    assert!(skipped.reason.starts_with("in layers 2 to 3, which read the keys and values of"), "{}", skipped.reason);
+    let table = named.layer_inputs.as_ref().unwrap();
+    assert!(table.value == "host memory" && table.reason.contains("never trains"), "{}", table.reason);
+    assert_eq!(resolve_for(&model, 1, &[]).unwrap().skipped_modules, None);
+    let full = resolve_for(&model, 1, &["lora=", "mode=full"]).unwrap().trained_parameters;
+    assert!(full.reason.starts_with("all but the table of the layers' inputs, 2048 parameters"), "{}", full.reason);
+    let plain = resolve(&["lora.target=['v_proj']"]).unwrap();
+    assert_eq!((plain.skipped_modules, plain.layer_inputs), (None, None));
+}
+
+#[test]
 fn ranks_multiply_the_rows_of_a_step_and_zero_divides_the_state() {
     let full = ["lora=", "mode=full", "train.micro_batch_size=2", "train.gradient_accumulation=3"];
     let whole = resolve_for(TINY, 4, &full).unwrap();

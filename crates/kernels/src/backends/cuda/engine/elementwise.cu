@@ -57,6 +57,11 @@ KERNEL __launch_bounds__(256) cast_f32_to_t(T *y, const float *x, float scale, l
     map(y, x, static_cast<const float *>(nullptr), n, [scale](float value, float) { return value * scale; });
 }
 
+// y [n] = T(x * scale).   grid any, ceil(n / 4096) is fast; block (256). y may be x.
+KERNEL __launch_bounds__(256) scaled(T *y, const T *x, float scale, long long n) {
+    map(y, x, static_cast<const T *>(nullptr), n, [scale](float value, float) { return value * scale; });
+}
+
 // y [n] = f32(x).   grid any, ceil(n / 4096) is fast; block (256). y must not be x unless T is f32.
 KERNEL __launch_bounds__(256) cast_t_to_f32(float *y, const T *x, long long n) {
     map(y, x, static_cast<const T *>(nullptr), n, [](float value, float) { return value; });

@@ -48,6 +48,16 @@ impl Engine {
         unsafe { self.launch(launch, &arguments! { scaled => n: long(from.count()) }) };
     }
 
+    /// Computes `to = from * factor`, in one format.
+    pub(crate) fn scale(&self, from: DeviceBlock, to: DeviceBlock, factor: f32) {
+        assert!(from.is_dense() && to.is_dense() && from.count() == to.count(), "values are scaled as they lie");
+        assert_eq!(from.dtype, to.dtype, "values are scaled in their format");
+        let arguments = arguments! { y: rows(&to), x: rows(&from), scale: f32(factor), n: long(from.count()) };
+        let launch = Source::Elementwise.launch(to.dtype, "scaled", flat_grid(from.count()), 2 * from.bytes());
+        // SAFETY: both blocks are dense and hold the same number of values of this format.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
     /// Computes `sum += values`, f32.
     pub(crate) fn add_to(&self, sum: u64, values: u64, count: usize) {
         let arguments = arguments! { y: address(sum), x: address(values), n: long(count) };

@@ -46,6 +46,10 @@ pub(crate) enum ScratchSlot {
     AttentionWorkspace,
     /// Lengths and offsets of packed documents: of a numbered part of them, or of all.
     AttentionIndex(Option<usize>),
+    /// Scores of a tile of queries, and what is computed from them.
+    AttentionScores,
+    /// Where the document of each token begins.
+    DocumentStarts,
     ExpertTiles,
     /// Partial results over parts of each query's keys.
     AttentionParts,

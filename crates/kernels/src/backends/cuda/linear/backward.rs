@@ -133,10 +133,9 @@ impl Device {
         let mut d_output_norm = None;
         let (dy, owner, head_norms) = if let Some(SavedHeads { epilogue, raw }) = heads {
             let gradients: Vec<_> = d_outputs.into_iter().map(|d_output| self.flat(d_output)).collect();
-            let raw: Vec<_> = raw.into_iter().flatten().map(|raw| self.matrix(raw)).collect();
-            let raw: Option<[MatrixView; 2]> = raw.try_into().ok();
-            let (joined, [d_q_norm, d_k_norm]) = self.heads_backward(&gradients, &epilogue, raw.as_ref(), room);
-            (joined, None, vec![d_q_norm, d_k_norm, None])
+            let raw: Vec<_> = raw.into_iter().map(|raw| raw.map(|raw| self.matrix(raw))).collect();
+            let (joined, head_norms) = self.heads_backward(&gradients, &group.parts, &epilogue, &raw, room);
+            (joined, None, head_norms)
         } else if let Some(SavedOutputNorm { norm, raw }) = output_norm {
             let (dy, raw) = (self.matrix(into_single(d_outputs)), self.flat(raw));
             let d_raw = self.empty_with_room([raw.rows, raw.width], room, raw.dtype);

@@ -112,6 +112,15 @@ impl LinearOps for Cuda {
         in_section(&x.device(), |device| device.dropped(x, mask))
     }
 
+    fn scaled(x: Tensor<Self, 2>, factor: f32) -> Tensor<Self, 2> {
+        in_section(&x.device(), |device| {
+            let x = device.flat(x);
+            let y = device.empty_matrix(x.rows, x.width, x.dtype);
+            device.scale(x.block, y.block, factor);
+            tensor(y.tensor)
+        })
+    }
+
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
         in_section(&gate_nf.device(), |device| {
             tensor(device.gated(&device.matrix(gate_nf), &device.matrix(up_nf), activation, 0).tensor)
@@ -260,10 +269,13 @@ impl Device {
         let kept = self.group_forward(x, group, None, joined);
         let copies = self.normalize_projections(joined, &group.parts, &epilogue);
         let parts = self.heads_forward(joined, &group.parts, &epilogue);
-        let raw = owner.map(|joined| self.split(&joined, &group.parts[..2]));
-        let copies = copies.filter(|_| is_saved).map(|copies| copies.map(|copy| tensor(copy.tensor)).into());
-        let mut raw: Vec<_> = raw.or(copies).into_iter().flatten().map(Some).collect();
-        raw.resize(group.parts.len(), None);
+        let raw = match owner {
+            Some(joined) => {
+                let raw = self.split(&joined, &group.parts).into_iter().zip(&epilogue.parts);
+                raw.map(|(raw, part)| part.norm.is_some().then_some(raw)).collect()
+            }
+            None => copies.into_iter().map(|copy| copy.filter(|_| is_saved).map(|copy| tensor(copy.tensor))).collect(),
+        };
         let heads = Some(SavedHeads { epilogue, raw });
         Projected { parts, heads, output_norm: None, kept }
     }
