@@ -21,8 +21,9 @@ use firebrick_kernels::{
 
 use crate::division::{Blocks, Division};
 use crate::error::ModelError;
+use crate::experts::ExpertChoices;
 use crate::experts::router_loss::{RouterLoss, RouterSums, with_router_loss};
-use crate::layer::{Context, Layer};
+use crate::layer::{Context, Layer, Mlp};
 use crate::layer_inputs::{LayerInputs, SavedInputs, TokenInputs, rounded};
 use crate::linear::{AdapterPass, Base, add_matrix, times_transposed, weight_gradient};
 use crate::mixer::{self, Published};
@@ -105,6 +106,8 @@ pub struct Decoder<B: Kernels> {
     /// The layers' own inputs.
     pub(crate) layer_inputs: Option<LayerInputs<B>>,
     pub(crate) layers: Vec<Layer<B>>,
+    /// Where the choices of experts are noted, if they are.
+    pub(crate) choices: Option<ExpertChoices<B>>,
     pub(crate) norm: Norm<B>,
     /// Absent where the head is tied to the embedding.
     pub(crate) lm_head: Option<Base<B>>,
@@ -463,6 +466,22 @@ impl<B: Kernels> Decoder<B> {
     /// Returns the hash of the content of all weights, computed while they were loaded; `None` for a model of random weights.
     pub fn base_hash(&self) -> Option<u64> {
         self.base_hash
+    }
+
+    /// Notes from now on which experts each pass chooses, for [`ExpertChoices::take`] after it; does nothing in a model without experts.
+    pub fn note_choices(&mut self) {
+        let choices = ExpertChoices::default();
+        for layer in &mut self.layers {
+            if let Mlp::Experts(experts) = &mut layer.mlp {
+                experts.choices = Some(choices.clone());
+                self.choices = Some(choices.clone());
+            }
+        }
+    }
+
+    /// Returns where choices of experts are noted, if they are.
+    pub fn choices(&self) -> Option<&ExpertChoices<B>> {
+        self.choices.as_ref()
     }
 
     /// Returns the decoder layers.

@@ -7,6 +7,7 @@
 //! The choices of all routers may have a loss of their own (`router_loss.rs`).
 //! Trade-off: the rows of all experts are in memory at once. A recomputed layer routes again.
 
+mod choices;
 pub(crate) mod router_loss;
 
 use burn_tensor::Tensor;
@@ -15,6 +16,8 @@ use firebrick_kernels::linear::{into_parts, into_single};
 use firebrick_kernels::{
     Combined, Epilogue, GradientSink, Keep, Kernels, NormWeight, Parameter, ProjectSaved, Prologue, Routing, RowChoices,
 };
+
+pub use choices::ExpertChoices;
 
 use crate::linear::{AdapterPass, LinearGroup, mlp_backward};
 use crate::norm::Norm;
@@ -44,6 +47,8 @@ pub struct Experts<B: Kernels> {
     pub router_spec: RouterSpec,
     /// Activation of the gates.
     pub activation: Activation,
+    /// Where the router's choices are noted, if they are.
+    pub choices: Option<ExpertChoices<B>>,
 }
 
 /// Norms of router and experts beside a dense MLP. The norm before the layer's MLP is the dense one's, and that after it is the sum's.
@@ -111,6 +116,9 @@ impl<B: Kernels> Experts<B> {
         let (routing, router) = self.route(router_input, keep, adapters);
         if let Some(sums) = sums {
             sums.add(&routing);
+        }
+        if let Some(choices) = &self.choices {
+            choices.add(routing.experts_nk.clone());
         }
         let (residual_nd, shared) = match &self.shared {
             Some(shared) if self.norms.is_none() => {

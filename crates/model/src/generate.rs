@@ -59,20 +59,25 @@ pub struct Completion {
     pub log_probs: Vec<f32>,
     /// Whether the limit of new tokens cut it.
     pub is_truncated: bool,
+    /// For each token a number per router, which names the experts that the pass which chose it went through; empty unless the model notes them
+    /// ([`Decoder::note_choices`]).
+    pub experts: Vec<u32>,
 }
 
 /// A token that was chosen for a sequence.
 #[derive(Clone, Copy)]
-struct Chosen {
+struct Chosen<'a> {
     token: u32,
     /// 0 where it was not drawn by its probability.
     log_prob: f32,
     /// Whether it ends the text.
     is_end: bool,
+    /// As in [`Completion::experts`].
+    experts: &'a [u32],
 }
 
 /// Receives the tokens of all sequences, each with the index of its prompt, in the order in which they are chosen.
-type OnToken<'a> = dyn FnMut(usize, Chosen) -> ControlFlow<()> + 'a;
+type OnToken<'a> = dyn FnMut(usize, Chosen<'_>) -> ControlFlow<()> + 'a;
 
 /// A sequence that is being written.
 struct Running {
@@ -97,6 +102,8 @@ struct Batch<'a, B: Kernels> {
     first_stream: Option<u64>,
     /// The prompt that was read last, with the pages that it fills: sequences that begin with it share them.
     shared: Option<(Vec<u32>, Vec<u32>)>,
+    /// The experts of the tokens of the last pass that chose a token, one after the other.
+    experts: Vec<u32>,
 }
 
 /// Sequences that were started.
@@ -199,7 +206,7 @@ impl<B: Kernels> Decoder<B> {
         options: &GenerateOptions,
         on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
     ) -> Result<(), ModelError> {
-        let mut written = |prompt, chosen: Chosen| {
+        let mut written = |prompt, chosen: Chosen<'_>| {
             if chosen.is_end { ControlFlow::Continue(()) } else { on_token(prompt, chosen.token) }
         };
         self.write_each(prompts, options, None, &mut written)
@@ -216,16 +223,17 @@ impl<B: Kernels> Decoder<B> {
         options: &GenerateOptions,
         first_stream: u64,
     ) -> Result<Vec<Completion>, ModelError> {
-        let empty = Completion { tokens: Vec::new(), log_probs: Vec::new(), is_truncated: true };
+        let empty = Completion { tokens: Vec::new(), log_probs: Vec::new(), is_truncated: true, experts: Vec::new() };
         let mut completions = vec![empty; prompts.len()];
         self.write_each(
             prompts,
             options,
             Some(first_stream),
-            &mut |prompt: usize, Chosen { token, log_prob, is_end }| {
+            &mut |prompt: usize, Chosen { token, log_prob, is_end, experts }| {
                 let completion = &mut completions[prompt];
                 completion.tokens.push(token);
                 completion.log_probs.push(log_prob);
+                completion.experts.extend(experts);
                 completion.is_truncated = !is_end;
                 ControlFlow::Continue(())
             },
@@ -256,7 +264,15 @@ impl<B: Kernels> Decoder<B> {
         let all: usize = prompts.iter().enumerate().map(own).sum();
         let count = all.min(pages(options.limits.tokens)).max(pages(longest));
         let caches = Caches::new(&self.config.spec, count, self.compute_dtype, &self.device);
-        let mut batch = Batch { model: self, options, caches, running: Vec::new(), first_stream, shared: None };
+        let mut batch = Batch {
+            model: self,
+            options,
+            caches,
+            running: Vec::new(),
+            first_stream,
+            shared: None,
+            experts: Vec::new(),
+        };
         let mut waiting: VecDeque<(usize, &Vec<u32>)> = prompts.iter().enumerate().collect();
         B::unchanged(&self.device, || {
             loop {
@@ -303,10 +319,17 @@ impl<B: Kernels> Decoder<B> {
             sampler: options.sampler.clone().after(prompt),
         };
         let caches = std::mem::take(&mut conversation.caches);
-        let mut batch =
-            Batch { model: self, options, caches, running: vec![running], first_stream: None, shared: None };
+        let mut batch = Batch {
+            model: self,
+            options,
+            caches,
+            running: vec![running],
+            first_stream: None,
+            shared: None,
+            experts: Vec::new(),
+        };
         let mut written = Vec::new();
-        let mut on_token = |_, Chosen { token, is_end, .. }: Chosen| {
+        let mut on_token = |_, Chosen { token, is_end, .. }: Chosen<'_>| {
             if is_end {
                 return ControlFlow::Continue(());
             }
@@ -407,12 +430,14 @@ impl<B: Kernels> Batch<'_, B> {
         let first = if fresh.count > 0 { self.running.len() - fresh.count } else { 0 };
         let chosen = self.choose(first, fresh.are_whole)?;
         let mut flow = ControlFlow::Continue(());
-        for (sequence, &(token, log_prob)) in self.running[first..].iter_mut().zip(&chosen) {
+        let routers = self.experts.len() / chosen.len().max(1);
+        for (index, (sequence, &(token, log_prob))) in self.running[first..].iter_mut().zip(&chosen).enumerate() {
+            let experts = &self.experts[index * routers..][..routers];
             sequence.past += sequence.new.len();
             sequence.new = vec![token];
             let is_end = self.options.stop_tokens.contains(&token);
             sequence.written += usize::from(!is_end);
-            if on_token(sequence.prompt, Chosen { token, log_prob, is_end }).is_break() {
+            if on_token(sequence.prompt, Chosen { token, log_prob, is_end, experts }).is_break() {
                 flow = ControlFlow::Break(());
             }
             if is_end || sequence.written == self.options.max_new_tokens {
@@ -447,17 +472,23 @@ impl<B: Kernels> Batch<'_, B> {
         let pass = self.prepare(first, are_prompts)?;
         let ends: Vec<u32> = pass.tokens.in_pass().map(|(_, range)| range.end as u32 - 1).collect();
         let is_step = pass.tokens.count() == ends.len();
-        if is_on_device && is_step {
+        let chosen = if is_on_device && is_step {
             let (ids, log_probs) = B::section(&model.device, || choose(self.layers(&pass)));
-            return self.tokens_of(first, ids, log_probs);
+            self.tokens_of(first, ids, log_probs)
+        } else {
+            let hidden = B::section(&model.device, || self.layers(&pass));
+            let last = if is_step { hidden } else { hidden.select(0, model.indices(&ends)) };
+            if is_on_device {
+                let (ids, log_probs) = B::section(&model.device, || choose(last));
+                self.tokens_of(first, ids, log_probs)
+            } else {
+                self.choose_on_host(first, last)
+            }
+        };
+        if let Some(choices) = &model.choices {
+            self.experts = choices.take(pass.tokens.count(), &ends.iter().map(|&end| end as usize).collect::<Vec<_>>());
         }
-        let hidden = B::section(&model.device, || self.layers(&pass));
-        let last = if is_step { hidden } else { hidden.select(0, model.indices(&ends)) };
-        if is_on_device {
-            let (ids, log_probs) = B::section(&model.device, || choose(last));
-            return self.tokens_of(first, ids, log_probs);
-        }
-        self.choose_on_host(first, last)
+        chosen
     }
 
     /// Chooses the next token of each sequence from `first` on by its hidden states before the final norm, where the choice depends on earlier tokens.

@@ -56,6 +56,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
             head_rows,
             layer_inputs,
             layers,
+            choices: None,
             norm,
             lm_head,
             rotary: rotary_tables(spec, self.options.max_positions, self.options.sequence_tokens, self.device),
@@ -208,6 +209,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
                     top_k,
                     router_spec,
                     activation,
+                    choices: None,
                 })))
             }
             (MlpSpec::Gated { .. }, MlpGroups::Experts { .. }) => unreachable!("groups follow from the spec"),

@@ -118,6 +118,9 @@ impl<B: Kernels> Run<B> {
         let Start { folder, state, resumed } =
             Start::new(place, &prepared, &texts, &mut trainer, &weights, reference, console)?;
         let learner = Learner::open(&prepared, &trainer.model, folder.path().to_owned())?;
+        if learner.is_some() {
+            trainer.model.note_choices();
+        }
         let mut sinks = if trainer.ranks.is_main() {
             open_sinks(&folder, resumed, &state, &prepared.plan)?
         } else {

@@ -75,6 +75,9 @@ struct Rollout {
     old: Option<Vec<f32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reference: Option<Vec<f32>>,
+    /// As in [`Completion::experts`].
+    #[serde(skip)]
+    experts: Vec<u32>,
 }
 
 /// The completions of one rank in a round.
@@ -202,10 +205,10 @@ impl Learner {
         document: usize,
         completion: Completion,
     ) -> Result<Rollout, RunError> {
-        let Completion { tokens, log_probs: sampled, is_truncated } = completion;
+        let Completion { tokens, log_probs: sampled, is_truncated, experts } = completion;
         let written = if is_truncated { &tokens[..] } else { &tokens[..tokens.len() - 1] };
         let text = tokenizer.decode(written, true)?;
-        Ok(Rollout { id, document, text, tokens, is_truncated, sampled, ..Rollout::default() })
+        Ok(Rollout { id, document, text, tokens, is_truncated, sampled, experts, ..Rollout::default() })
     }
 
     /// Scores completions, except for those whose rewards an earlier process has written.
@@ -337,8 +340,8 @@ fn request_of<'a>(rollout: &'a Rollout, step: u64, generations: u64, columns: &'
 
 impl Rollout {
     fn sample(&self, prompt: Vec<u32>) -> Sample {
-        let Self { tokens, sampled, old, reference, advantage, .. } = self.clone();
-        Sample { prompt, tokens, sampled, old, reference, advantage }
+        let Self { tokens, sampled, old, reference, advantage, experts, .. } = self.clone();
+        Sample { prompt, tokens, sampled, old, reference, advantage, experts }
     }
 }
 
@@ -369,7 +372,10 @@ impl<B: Kernels> Run<B> {
         let (rollouts, plan) = (&round.rollouts[own.clone()], &self.prepared.plan);
         let learns = |rollout: &Rollout| !(learner.section.mask_truncated_completions && rollout.is_truncated);
         let kept = rollouts.iter().zip(&round.samples[own]).filter(|(rollout, _)| learns(rollout));
-        let samples: Vec<Sample> = kept.map(|(_, sample)| sample.clone()).collect();
+        // After an update other weights choose the experts.
+        let experts = |sample: &Sample| if index == 0 { sample.experts.clone() } else { Vec::new() };
+        let samples: Vec<Sample> =
+            kept.map(|(_, sample)| Sample { experts: experts(sample), ..sample.clone() }).collect();
         let tokens: usize = samples.iter().map(|sample| sample.tokens.len()).sum();
         let ranks = &self.trainer.ranks;
         let denominators = Denominators {
@@ -443,12 +449,14 @@ fn known_number(value: f64) -> Option<f64> {
 /// Adds what the step's passes have summed, over all ranks.
 fn add_sums(metrics: &mut PolicyMetrics, sums: &PolicySums, ranks: &Ranks) -> Result<(), RunError> {
     let Sums { kl, clipped: [low, high], ratios, tokens, .. } = sums.loss;
-    let own = vec![kl, low, high, ratios, tokens, sums.log_probs, sums.drift, sums.max_drift];
-    let all = gathered(ranks, own)?;
-    let sum = |index: usize| all.iter().skip(index).step_by(8).sum::<f64>();
+    let [routed, differing] = sums.routed.map(|count| count as f64);
+    let own = [kl, low, high, ratios, tokens, sums.log_probs, sums.drift, sums.max_drift, routed, differing];
+    let all = gathered(ranks, own.to_vec())?;
+    let sum = |index: usize| all.iter().skip(index).step_by(own.len()).sum::<f64>();
     let (ratios, tokens) = (sum(3).max(1.0), sum(4).max(1.0));
     (metrics.kl, metrics.clipped_low, metrics.clipped_high) = (sum(0) / tokens, sum(1) / ratios, sum(2) / ratios);
     (metrics.entropy, metrics.drift) = (-sum(5) / tokens, sum(6) / tokens);
-    metrics.max_drift = all.iter().skip(7).step_by(8).copied().fold(0.0, f64::max);
+    metrics.max_drift = all.iter().skip(7).step_by(own.len()).copied().fold(0.0, f64::max);
+    metrics.experts_differ = (sum(8) > 0.0).then(|| sum(9) / sum(8));
     Ok(())
 }
