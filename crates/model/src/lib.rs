@@ -25,6 +25,7 @@ mod preference;
 pub mod sampling;
 mod score;
 pub mod shared_expert;
+mod snapshot;
 
 #[cfg(test)]
 mod test_config;
@@ -53,3 +54,4 @@ pub use pass::PassOptions;
 pub use preference::{PairBatch, PairReference};
 pub use sampling::{FolderSampling, Sampler, Sampling};
 pub use score::Score;
+pub use snapshot::WriteWeights;

@@ -14,4 +14,4 @@ pub use optimizer::{Optimizer, StepReport, squared_norm};
 pub use rules::PagedBytes;
 pub use rules::adamw::MIN_8BIT_ELEMENTS;
 pub use schedule::{Schedule, ScheduleKind};
-pub use state::{HostTensor, OptimError, StateDict};
+pub use state::{HostTensor, OptimError, SavedTensor, StateDict};

@@ -7,7 +7,7 @@
 //! finite (8-bit AdamW keeps the parameter and sets both moments to zero, as bitsandbytes does; f32 AdamW makes the parameter NaN, as torch does).
 //! With clipping, the global norm is then not finite either, and the coefficient is 0: all other elements take the step with a gradient of zero.
 //! (torch's coefficient is 0 for an infinite norm, too, but NaN for a norm that is NaN, which destroys every parameter.)
-//! Trade-off: all gradients of a step exist at the same time, and all of the state is in host memory while it is saved.
+//! Trade-off: all gradients of a step exist at the same time.
 //! Weight decay and learning rate of a parameter follow from its role alone; a recipe cannot set them by name.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use burn_tensor::Tensor;
 use firebrick_arch::Role;
+use firebrick_kernels::memory::convert_while_reading;
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{GradientMap, Kernels, Parameter};
 
@@ -22,7 +23,7 @@ use crate::config::OptimizerConfig;
 use crate::loss_scale::{LossScaleState, LossScaler, LossScaling};
 use crate::paging::{self, BUCKETS_AHEAD, PagedState};
 use crate::rules::{self, Rule, StepNumbers, Update};
-use crate::state::{OptimError, ParameterState, StateDict, StateSpec, StateTensor};
+use crate::state::{HostTensor, OptimError, ParameterState, SavedTensor, StateDict, StateSpec, StateTensor};
 
 /// Results of a step for the log, still on the device.
 pub struct StepReport<B: Kernels> {
@@ -265,13 +266,16 @@ impl<B: Kernels> Optimizer<B> {
         self.rule.state(parameter.role, &parameter.shape)
     }
 
-    /// Returns the state by name, for a checkpoint. Waits for the device.
+    /// Lists the tensors of the state, for a checkpoint that copies them to the host one by one.
+    pub fn saved(&self) -> impl Iterator<Item = SavedTensor<'_, B>> {
+        self.state.iter().flat_map(|(parameter, state)| state.saved(parameter))
+    }
+
+    /// Returns a copy of the state by name, all of it in host memory. Waits for the device.
     pub fn save(&self) -> StateDict {
-        let mut saved = StateDict::new();
-        for (parameter, state) in &self.state {
-            saved.extend(state.download().map(|(spec, tensor)| (spec.name(parameter), tensor)));
-        }
-        saved
+        let fetched = self.saved().map(|tensor| (tensor.fetch(), tensor.is_bytes, tensor.name));
+        let named = |(data, is_bytes, name)| (name, HostTensor::from_fetched::<B>(data, is_bytes));
+        convert_while_reading(fetched, named).into_iter().collect()
     }
 
     /// Takes over a saved state for all parameters of the run, after `steps` steps.

@@ -507,7 +507,8 @@ fn a_killed_rank_ends_the_others_with_the_reason_and_the_last_step_is_saved() {
         let (here, job) = (Place::new(), Job::new(3));
         let changes = [LORA, &["train.steps=1000000", "checkpoint.every_steps=7", "eval.every_steps=0"]].concat();
         let mut ranks: Vec<Running> = (0..3).map(|rank| here.rank(&job, rank, &changes)).collect();
-        wait_for_step(&here.run("run"), 12);
+        // The save of step 14 has waited for that of step 7.
+        wait_for_step(&here.run("run"), 15);
         let started = Instant::now();
         drop(ranks.remove(killed));
         for (rank, running) in (0..3).filter(|rank| *rank != killed).zip(ranks) {

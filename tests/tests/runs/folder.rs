@@ -86,6 +86,7 @@ fn summary_and_metrics_hold_the_promised_keys() {
             "loss_tokens",
             "tokens_per_s",
             "wall_s",
+            "waited_for_saves_s",
             "backend",
             "arithmetic",
             "weights"

@@ -13,6 +13,7 @@ use firebrick_trainer::console::Outcome;
 use firebrick_trainer::plan::PlanRequest;
 use firebrick_trainer::run::interrupt::Interrupt;
 use firebrick_trainer::run::prepare::prepare_for;
+use firebrick_trainer::state::resume_point::{ResumeFrom, ResumePoint};
 use serde_json::Value;
 use tempfile::tempdir;
 
@@ -40,9 +41,11 @@ const KINDS: [&[&str]; 13] = [
     &["bnb_4bit=", "lora=", "mode=full", "data.new_tokens=['th', 'a ', 'in']"],
 ];
 
-/// Builds a recipe with evaluations in between, which must not disturb the training.
+/// Builds a recipe with evaluations in between, which must not disturb the training, and a checkpoint of each step: steps go on while it is written,
+/// except where the run ends or is interrupted.
 fn evaluated(output: &Path, kind: &[&str]) -> RunConfig {
-    recipe(output, &[kind, &["train.steps=4", "eval.every_steps=2"]].concat())
+    let each_step = ["train.steps=4", "eval.every_steps=2", "checkpoint.every_steps=1", "checkpoint.keep=9"];
+    recipe(output, &[kind, &each_step].concat())
 }
 
 /// Reads weights, optimizer state and the final weights, which must not differ by a bit.
@@ -114,7 +117,8 @@ fn assert_interruptions_change_nothing(kind: &[&str]) {
 
     let (whole, parts) = (whole.path().join("run"), parts.path().join("run"));
     let expected = tensors(&whole);
-    assert!(expected.keys().any(|path| path.ends_with("step-4/optimizer.safetensors")), "{kind:?}");
+    let saved = expected.keys().filter(|path| path.ends_with("optimizer.safetensors")).count();
+    assert_eq!(saved, 4, "{kind:?}");
     for (path, bytes) in expected {
         assert!(fs::read(parts.join(&path)).unwrap() == bytes, "{kind:?}: {} differs", path.display());
     }
@@ -148,6 +152,12 @@ fn killed_run_continues_from_its_newest_complete_checkpoint() {
     fs::rename(checkpoint_folder(&run, 6), run.join("checkpoints/step-6.tmp")).unwrap();
     fs::remove_dir_all(run.join("adapter")).unwrap();
     fs::remove_file(run.join("summary.json")).unwrap();
+    let point = ResumePoint::open(&ResumeFrom::Newest, output.path(), "run").unwrap();
+    let notes = point.notes.join("\n");
+    assert!(notes.contains("step-4/manifest.json` is missing"), "{notes}");
+    assert!(notes.contains("step-6.tmp was still being written when the run ended"), "{notes}");
+    assert_eq!((point.state.step, notes.matches("continues from").count()), (2, 2), "{notes}");
+    drop(point);
     finish(config, NEWEST);
     assert!(tensors(&run) == expected);
     assert_eq!(numbers(&run), expected_numbers);

@@ -56,6 +56,9 @@ pub struct Summary {
     pub trained_per_s: Option<f64>,
     /// Seconds from start to end, over all resumed parts.
     pub wall_s: f64,
+    /// Seconds in which steps of this process waited for checkpoints, without the one at the end.
+    #[serde(default)]
+    pub waited_for_saves_s: f64,
     /// Name of the backend, such as `cuda`.
     pub backend: String,
     /// Share of the operations of a step per number format, as the plan counts them.

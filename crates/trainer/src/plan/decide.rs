@@ -3,7 +3,7 @@
 use firebrick_arch::{LongRopeFactors, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::memory::human_bytes;
-use firebrick_kernels::{GemmFormat, step_work};
+use firebrick_kernels::{GemmFormat, TRAINED_BYTES, step_work};
 
 use crate::config::{RunConfig, ZeroStage};
 use crate::error::RunError;
@@ -258,6 +258,27 @@ pub(super) fn host_memory(Made { case, estimate, .. }: &Made<'_>) -> Chosen<u64>
         format!("{}; of {} free", parts.join("; "), human_bytes(case.profile.memory.available_bytes))
     };
     Chosen::new(estimate.host_bytes(), why)
+}
+
+/// Returns the bytes of host memory in which a checkpoint waits until a thread has written it, while steps go on; 0: steps wait.
+pub(super) fn snapshot(made: &Made<'_>) -> Chosen<u64> {
+    if zero_stage(made).value != ZeroStage::NONE {
+        return Chosen::new(0, "steps wait for a checkpoint: all ranks write their parts of the state together");
+    }
+    let (bytes, what) = match made.training.paged_bytes {
+        0 => (made.disk[0].value, "trained weights and optimizer state"),
+        _ => (
+            TRAINED_BYTES * made.trained.iter().map(|tensor| tensor.elements() as u64).sum::<u64>(),
+            "trained weights; steps wait for the optimizer state, which is not copied because it is paged",
+        ),
+    };
+    let left = made.case.left_on_host(&made.estimate);
+    if bytes > left {
+        let (bytes, left) = (human_bytes(bytes), human_bytes(left));
+        let why = format!("steps wait for a checkpoint: a copy takes {bytes} of host memory, where {left} are left");
+        return Chosen::new(0, why);
+    }
+    Chosen::new(bytes, format!("in host memory, from where a thread writes it while steps go on: {what}"))
 }
 
 #[cfg(all(test, feature = "flex"))]

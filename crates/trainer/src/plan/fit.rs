@@ -105,6 +105,15 @@ impl Case<'_> {
         usable.saturating_sub(self.estimate(training).total_bytes())
     }
 
+    /// Returns the bytes of host memory that a run with this estimate leaves free of those that a plan may use.
+    pub(super) fn left_on_host(&self, estimate: &MemoryEstimate) -> u64 {
+        let usable = (self.profile.memory.available_bytes as f64 * USABLE) as u64;
+        // Without a card of known memory, the tensors may be in host memory.
+        let is_apart = self.card().is_some_and(|card| !card.unified_memory);
+        let tensors = if is_apart { 0 } else { estimate.total_bytes() };
+        usable.saturating_sub(tensors.saturating_add(estimate.host_bytes()))
+    }
+
     /// Returns whether a run fits.
     pub(super) fn fits(&self, training: &TrainingShape) -> bool {
         self.shortage(&self.estimate(training)).is_none()

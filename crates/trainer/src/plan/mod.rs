@@ -237,6 +237,8 @@ plan! {
     paged_state_bytes: Chosen<u64> = made.memory.paging.paged.clone(), shown "paged state" as some_bytes;
     /// Bytes of host memory that a run on a device needs in addition.
     host_memory_bytes: Chosen<u64> = decide::host_memory(made), shown "host memory" as some_bytes;
+    /// Bytes of host memory in which a checkpoint waits until it is written, while steps go on; 0: steps wait.
+    snapshot_bytes: Chosen<u64> = decide::snapshot(made), shown "copy to save" as some_bytes;
     /// Bytes of the run folder at its largest.
     disk_bytes: Chosen<u64> = made.disk[1].clone(), shown "disk" as bytes;
 

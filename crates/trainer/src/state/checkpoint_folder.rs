@@ -130,11 +130,12 @@ pub fn checkpoint_of(run_folder: &Path, step: u64) -> PathBuf {
     run_folder.join(CHECKPOINTS).join(format!("{PREFIX}{step}"))
 }
 
-/// Returns the folders named like checkpoints that have no manifest, oldest first. A checkpoint gets its name only with a manifest in it, so
-/// something has removed the manifest.
-pub fn without_manifest(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let mut found = named(&run_folder.join(CHECKPOINTS))?;
-    found.retain(|(_, path)| path.is_dir() && !Manifest::is_in(path));
+/// Returns the folders named like checkpoints that are not complete, oldest first: of a process that ended while it wrote one, and without their
+/// manifest. A checkpoint gets its name only with a manifest in it, so something has removed that.
+pub fn incomplete(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
+    let step = |name: &str| name.strip_suffix(UNFINISHED).unwrap_or(name).parse().ok();
+    let mut found = by_step(&run_folder.join(CHECKPOINTS), step)?;
+    found.retain(|(_, path)| path.is_dir() && (path.extension().is_some() || !Manifest::is_in(path)));
     Ok(found)
 }
 

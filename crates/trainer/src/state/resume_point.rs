@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::RunError;
 use crate::state::checkpoint::{RunState, read_state};
-use crate::state::checkpoint_folder::{CHECKPOINTS, checkpoints, without_manifest};
+use crate::state::checkpoint_folder::{CHECKPOINTS, checkpoints, incomplete};
 use crate::state::manifest::{MANIFEST, Manifest};
 use crate::state::run_folder::{RunFolder, newest_run};
 use crate::storage::StorageError;
@@ -29,7 +29,7 @@ pub struct ResumePoint {
     pub checkpoint: PathBuf,
     /// The progress of the run there.
     pub state: RunState,
-    /// Sentences about damaged checkpoints that were skipped.
+    /// Sentences about newer checkpoints that were skipped, because they are damaged or were never complete.
     pub notes: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ impl ResumePoint {
         for (_, checkpoint) in checkpoints(&run)?.into_iter().rev() {
             match verified(&checkpoint) {
                 Ok(state) => {
-                    let incomplete = without_manifest(&run)?.into_iter().filter(|(step, _)| *step > state.step);
+                    let incomplete = incomplete(&run)?.into_iter().filter(|(step, _)| *step > state.step);
                     let notes =
                         damaged.into_iter().chain(incomplete.map(|(_, path)| (path.clone(), no_manifest(&path))));
                     let notes = notes.map(|(path, error)| passed_over(&path, &error, &checkpoint)).collect();
@@ -90,8 +90,12 @@ fn no_manifest(checkpoint: &Path) -> StorageError {
 }
 
 fn passed_over(checkpoint: &Path, error: &StorageError, older: &Path) -> String {
-    let (checkpoint, older, problem) = (checkpoint.display(), older.display(), error.problem());
-    format!("checkpoint {checkpoint} is damaged ({problem}); the run continues from {older}")
+    let problem = match checkpoint.extension() {
+        Some(_) => "was still being written when the run ended".to_owned(),
+        None => format!("is damaged ({})", error.problem()),
+    };
+    let (checkpoint, older) = (checkpoint.display(), older.display());
+    format!("checkpoint {checkpoint} {problem}; the run continues from {older}")
 }
 
 #[cfg(test)]

@@ -41,17 +41,13 @@ impl<B: Kernels> Decoder<B> {
         let parameters: BTreeMap<_, _> =
             parameters.map(|parameter| (parameter.name.as_ref(), &parameter.value)).collect();
         let parts = self.stored_parts();
-        let (places, scalars) = (parts.places(), self.layer_scalars());
+        let (places, untrained) = (parts.places(), self.untrained(dtype));
         write_hf_folder(dir, &self.config, dtype, companions, base, |name| {
             if let Some(values) = collected.remove(name) {
                 return Ok(Fetched::Values(values));
             }
-            if let Some(scalar) = scalars.get(name) {
-                return Ok(Fetched::Values(vec![*scalar]));
-            }
-            if let Some(own) = self.layer_inputs.as_ref().filter(|_| name == PER_LAYER_EMBEDDING) {
-                let rows = self.config.spec.per_layer_inputs.map_or(0, |inputs| inputs.vocab_size);
-                return own.table.fetched(rows, stored_format(name, dtype));
+            if let Some(fetched) = untrained(name) {
+                return fetched;
             }
             let frozen = || panic!("{name} is frozen, so the model is not saved whole");
             let value = |name: &str| (*parameters.get(name).unwrap_or_else(frozen)).clone();
@@ -67,14 +63,26 @@ impl<B: Kernels> Decoder<B> {
         })
     }
 
-    /// Returns the factors of the layers' outputs, which never train, by their names.
-    fn layer_scalars(&self) -> BTreeMap<String, f32> {
+    /// Returns what reads the tensors that are on the host and never train: factors of the layers' outputs, and the table of their own inputs.
+    pub(crate) fn untrained(
+        &self,
+        dtype: FloatType,
+    ) -> impl Fn(&str) -> Option<Result<Fetched, ModelError>> + Send + use<B> {
+        let spec = &self.config.spec;
         let each = self.layers.iter().enumerate();
-        each.filter_map(|(index, layer)| Some((self.config.spec.layer_scalar(index)?.name, layer.scalar?))).collect()
+        let scalars = each.filter_map(|(index, layer)| Some((spec.layer_scalar(index)?.name, layer.scalar?)));
+        let scalars: BTreeMap<String, f32> = scalars.collect();
+        let rows = spec.per_layer_inputs.map_or(0, |inputs| inputs.vocab_size);
+        let table = self.layer_inputs.as_ref().map(|own| own.table.clone());
+        move |name: &str| match (scalars.get(name), &table) {
+            (Some(scalar), _) => Some(Ok(Fetched::Values(vec![*scalar]))),
+            (None, Some(table)) if name == PER_LAYER_EMBEDDING => Some(table.fetched(rows, stored_format(name, dtype))),
+            _ => None,
+        }
     }
 
     /// Iterates over the vectors of routers, which never train.
-    fn router_vectors(&self) -> impl Iterator<Item = &Parameter<B>> {
+    pub(crate) fn router_vectors(&self) -> impl Iterator<Item = &Parameter<B>> {
         let experts = self.layers.iter().filter_map(|layer| match &layer.mlp {
             Mlp::Gated { .. } => None,
             Mlp::Experts(experts) => Some(experts),

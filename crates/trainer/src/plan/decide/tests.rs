@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::config::ZeroStage;
 use crate::plan::Plan;
-use crate::plan::fixtures::{TINY, resolve, resolve_for};
+use crate::plan::fixtures::{Example, TINY, resolve, resolve_for};
 use crate::state::identity::{RunIdentity, RunSettings};
 
 #[test]
@@ -170,4 +170,20 @@ fn a_plan_continues_the_run_of_a_state_with_the_same_values() {
     let text = |changes: &[&str]| RunIdentity::new(&resolve(changes).unwrap(), 42);
     let message = text(&[]).check(&text(&["preference={}"])).unwrap_err().to_string();
     assert!(message.contains("made with preference = nothing, now it is {\"loss\":\"dpo\""), "{message}");
+}
+
+#[test]
+fn steps_go_on_where_the_host_has_room_for_a_copy_of_what_neither_is_paged_nor_divided() {
+    let copied = |optimizer: &str, host_gib| {
+        let optimizer = format!("train.optimizer={optimizer}");
+        let full =
+            ["mode=full", "lora=", "bnb_4bit=", "train.micro_batch_size=1", "train.optimizer_device_gib=0", &optimizer];
+        let plan = Example::new(&full, 141, host_gib).plan();
+        (plan.snapshot_bytes.value, 4 * plan.trained_parameters.value, plan.checkpoint_bytes.value)
+    };
+    let (copy, _, checkpoint) = copied("adamw_8bit", 512);
+    assert_eq!((copy, copied("adamw_8bit", 40).0), (checkpoint, 0));
+    let (copy, weights, _) = copied("paged_adamw_8bit", 512);
+    assert_eq!(copy, weights);
+    assert_eq!(resolve_for(TINY, 2, &["train.zero_stage=1"]).unwrap().snapshot_bytes.value, 0);
 }

@@ -5,6 +5,7 @@
 //! Several ranks run this loop in step: rank 0 writes, and all end after the same step. `numbers.rs` handles the numbers, `saving.rs` what is saved.
 //! Trade-off: a step that is not finite is found one step late, but always before anything of it is saved.
 
+mod background;
 mod drift;
 mod first_loss;
 pub(super) mod launch;
@@ -26,6 +27,7 @@ use firebrick_hwprofile::usage::UsageMonitor;
 use firebrick_kernels::Kernels;
 use firebrick_parallel::{Limits, Ranks, Watchdog};
 
+use self::background::Background;
 use self::numbers::{Pending, Unreported, open_sinks, watch_usage};
 use self::rounds::Learner;
 use self::start::{Start, StartPoint, load};
@@ -83,6 +85,10 @@ struct Run<B: Kernels> {
     best_saved: Option<u64>,
     /// Whether a checkpoint is being written; it is finished even if another rank is lost.
     is_saving: Arc<AtomicBool>,
+    /// The checkpoint that a thread writes.
+    background: Option<Background>,
+    /// How long steps waited for checkpoints, without the last one.
+    waited_for_saves: Duration,
     report: Option<ReportWriter>,
 }
 
@@ -158,6 +164,8 @@ impl<B: Kernels> Run<B> {
             ends_together: false,
             evaluated: None,
             is_saving: Arc::default(),
+            background: None,
+            waited_for_saves: Duration::ZERO,
             report: None,
         })
     }
@@ -169,6 +177,9 @@ impl<B: Kernels> Run<B> {
             Ok(true) => self.finish(),
             Ok(false) => Ok(self.interrupted()),
             Err(error) => {
+                if let Err(error) = self.settle() {
+                    self.console.print(&format!("the last checkpoint could not be written: {error}"));
+                }
                 // All ranks end for such numbers, so the first to end is not a loss to the others.
                 if !error.is_of_numbers() {
                     self.save_after_loss();
@@ -296,6 +307,9 @@ impl<B: Kernels> Run<B> {
 
     /// Does what is due after a step. Returns whether a signal ends the run.
     fn after_step(&mut self) -> Result<bool, RunError> {
+        if self.background.as_ref().is_some_and(Background::is_done) {
+            self.settle()?;
+        }
         let (step, total) = (self.state.step, self.prepared.plan.steps.value);
         let is_due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
         let is_best = is_due(self.prepared.plan.eval_every_steps.value) && self.evaluate()?;
@@ -308,10 +322,10 @@ impl<B: Kernels> Run<B> {
             return Ok(true);
         }
         if is_best {
-            // Unlike a save on the way it must not fail: the run would end with weights that are not there.
-            self.save()?;
+            // Unlike others it must not fail: the run would end with weights that are not there.
+            self.save_on_the_way(false)?;
         } else if is_due(self.prepared.plan.checkpoint_every_steps.value) {
-            self.save_on_the_way()?;
+            self.save_on_the_way(true)?;
         }
         Ok(false)
     }
