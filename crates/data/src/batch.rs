@@ -3,13 +3,15 @@
 //! Documents are copied once, from the store (a mapped file) into the batch. Trade-off: every row of a batch has the same length; the rest of a row
 //! is padding.
 
+use serde::{Deserialize, Serialize};
+
 use crate::cache::Document;
 
 /// The target of positions without loss, as in PyTorch's cross entropy.
 pub const IGNORE_INDEX: i64 = -100;
 
 /// `rows` rows of `row_len` tokens, flattened row by row. `input_ids`, `targets` and `positions` have `rows * row_len` entries.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
     /// Number of rows.
     pub rows: usize,
@@ -31,7 +33,7 @@ pub struct Batch {
 }
 
 /// Pairs of answers: chosen and rejected documents alternate. Padding is not a document.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchPairs {
     /// The documents, as indices into their set.
     pub documents: Vec<u32>,

@@ -347,11 +347,44 @@ impl<B: Kernels> Decoder<B> {
 
     /// Computes the hidden states after the final norm, `[n, d]`, with or without adapters.
     pub(crate) fn hidden(&self, batch: &MicroBatch<B>, adapters: bool) -> Tensor<B, 2> {
+        self.hidden_watched(batch, adapters, &mut |_| ())
+    }
+
+    /// Does the same; `watch` sees what the embedding, each layer and the final norm return, in this order.
+    fn hidden_watched(
+        &self,
+        batch: &MicroBatch<B>,
+        adapters: bool,
+        watch: &mut dyn FnMut(&Tensor<B, 2>),
+    ) -> Tensor<B, 2> {
         let adapters = AdapterPass { are_on: adapters, ..AdapterPass::PLAIN };
         let (context, x_nd) = (&batch.context, self.embed(batch.ids_n.clone()));
+        watch(&x_nd);
         let (mut published, _) = self.published(&x_nd, batch.layer_inputs.as_ref(), Keep::Nothing);
-        let x_nd = self.each_layer(x_nd, |_, layer, x_nd| layer.forward_pass(x_nd, context, &mut published, adapters));
-        self.norm.forward(x_nd)
+        let x_nd = self.each_layer(x_nd, |_, layer, x_nd| {
+            let y_nd = layer.forward_pass(x_nd, context, &mut published, adapters);
+            watch(&y_nd);
+            y_nd
+        });
+        let x_nd = self.norm.forward(x_nd);
+        watch(&x_nd);
+        x_nd
+    }
+
+    /// Computes the sum of squares `[1]` of what the embedding, each layer and the final norm return, in this order: for a search, not for training.
+    pub fn output_squares(&self, batch: &MicroBatch<B>) -> Vec<Tensor<B, 1>> {
+        self.begin_mixers(batch);
+        let mut squares = Vec::new();
+        let mut note = |x_nd: &Tensor<B, 2>| {
+            let values = B::pause(&self.device, || {
+                let count = x_nd.shape().num_elements();
+                let x_nd = x_nd.clone();
+                if x_nd.dtype() == DType::F32 { x_nd.reshape([count]) } else { x_nd.cast(DType::F32).reshape([count]) }
+            });
+            squares.push(B::squared_norm(&[values]));
+        };
+        B::section(&self.device, || self.hidden_watched(batch, true, &mut note));
+        squares
     }
 
     /// Runs the layers one after the other, gathered where ranks divide them; `run` computes the output of a layer from its input.

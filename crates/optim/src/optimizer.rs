@@ -3,10 +3,8 @@
 //! A step waits for nothing: norm and clip coefficient stay on the device. With loss scaling it reads whether the preceding step was skipped, which
 //! the device has computed by then.
 //!
-//! Gradients with NaNs or infinities: with loss scaling the whole step is skipped. Without, the rule handles each element whose gradient is not
-//! finite (8-bit AdamW keeps the parameter and sets both moments to zero, as bitsandbytes does; f32 AdamW makes the parameter NaN, as torch does).
-//! With clipping, the global norm is then not finite either, and the coefficient is 0: all other elements take the step with a gradient of zero.
-//! (torch's coefficient is 0 for an infinite norm, too, but NaN for a norm that is NaN, which destroys every parameter.)
+//! A step whose gradients have NaNs or infinities, or a norm above the limit, changes no parameter and no state: the factor of its gradients is NaN,
+//! which every update skips. (torch's coefficient is 0 for an infinite norm, and NaN for a norm that is NaN, which destroys every parameter.)
 //! Trade-off: all gradients of a step exist at the same time.
 //! Weight decay and learning rate of a parameter follow from its role alone; a recipe cannot set them by name.
 
@@ -28,7 +26,7 @@ use crate::state::{HostTensor, OptimError, ParameterState, SavedTensor, StateDic
 /// Results of a step for the log, still on the device.
 pub struct StepReport<B: Kernels> {
     /// Global norm of the gradients before clipping, `[1]`. With loss scaling it is that of the gradients without the scale, and not
-    /// finite if the step was skipped.
+    /// finite if the step overflowed.
     pub grad_norm: Tensor<B, 1>,
     /// The scale of this step's gradients, `[1]`, with loss scaling.
     pub loss_scale: Option<Tensor<B, 1>>,
@@ -46,6 +44,8 @@ pub struct Optimizer<B: Kernels> {
     /// The parameters whose state is paged, once they are known.
     paged: Option<BTreeSet<Arc<str>>>,
     loss_scaler: Option<LossScaler<B>>,
+    /// The highest norm of a step that is taken.
+    norm_limit: f32,
     /// The parameters that are updated here; `None`: all.
     owned: Option<BTreeSet<Arc<str>>>,
     /// Factor of the learning rate of LoRA's B.
@@ -66,6 +66,7 @@ impl<B: Kernels> Optimizer<B> {
             resident_bytes: None,
             paged: None,
             loss_scaler: None,
+            norm_limit: f32::MAX,
             owned: None,
             loraplus_lr_ratio: 1.0,
         }
@@ -105,12 +106,18 @@ impl<B: Kernels> Optimizer<B> {
         Self { loss_scaler: Some(LossScaler::new(scaling, device)), ..self }
     }
 
+    /// Skips the next steps if the norm of their gradients, without the loss scale, is above the limit, which is finite.
+    pub fn set_norm_limit(&mut self, limit: f32) {
+        self.norm_limit = limit;
+    }
+
     /// Returns the number of steps so far, including skipped ones.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Returns the number of the next update, from 1; skipped steps do not count. With loss scaling it waits for the end of the last step.
+    /// Returns the number of the next update, from 1; steps that overflowed under loss scaling do not count, and it waits for the end of the last step
+    /// then.
     pub fn next_update(&mut self) -> u64 {
         let skipped = self.loss_scaler.as_mut().map_or(0, LossScaler::skipped_steps);
         self.steps - skipped + 1
@@ -188,15 +195,13 @@ impl<B: Kernels> Optimizer<B> {
 
     /// Returns the global norm without the loss scale, and the factor of the gradients in the update: not finite if the step is skipped.
     fn gradient_scale(&self, squared_norm: Tensor<B, 1>) -> (Tensor<B, 1>, Tensor<B, 1>) {
-        let clip = |squared_norm: Tensor<B, 1>| match self.config.max_grad_norm {
-            Some(max_norm) => B::clip(squared_norm, max_norm),
-            None => (squared_norm.clone().sqrt(), Tensor::ones_like(&squared_norm)),
-        };
-        let Some(scaler) = &self.loss_scaler else { return clip(squared_norm) };
+        // A norm that clips nothing: f32 cannot hold the square of a larger one.
+        let max_norm = self.config.max_grad_norm.unwrap_or(1e30);
+        let Some(scaler) = &self.loss_scaler else { return B::clip(squared_norm, max_norm, self.norm_limit) };
         let inverse = scaler.scale().recip();
-        let (norm, factor) = clip(squared_norm.mul(inverse.clone()).mul(inverse.clone()));
-        let is_skipped = norm.clone().is_finite().bool_not();
-        (norm, factor.mul(inverse).mask_fill(is_skipped, f32::NAN))
+        let squared_norm = squared_norm.mul(inverse.clone()).mul(inverse.clone());
+        let (norm, factor) = B::clip(squared_norm, max_norm, self.norm_limit);
+        (norm, factor.mul(inverse))
     }
 
     /// Decides which state is paged, and creates the state of new parameters.

@@ -606,6 +606,9 @@ fn a_run_that_diverges_ends_on_all_ranks_at_the_same_step() {
     });
     let ends: Vec<String> = ends.collect();
     assert!(ends[0].contains("training has diverged") && ends.iter().all(|end| *end == ends[0]), "{ends:?}");
+    let step: serde_json::Value =
+        serde_json::from_slice(&fs::read(here.run("run").join("replay.json")).unwrap()).unwrap();
+    assert_eq!(step["ranks"].as_array().unwrap().len(), 3, "the rows of each rank are kept");
     let checkpoints = here.run("run").join("checkpoints");
     assert!(fs::read_dir(checkpoints).unwrap().next().is_none(), "nothing of such a step is saved");
 }

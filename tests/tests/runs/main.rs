@@ -8,6 +8,7 @@ mod best;
 mod checkpoints;
 mod data;
 mod folder;
+mod guards;
 mod learning;
 mod mlflow;
 mod new_recipe;

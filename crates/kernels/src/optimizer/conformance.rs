@@ -22,15 +22,20 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     let (of_ours, of_expected): (Vec<_>, Vec<_>) = many.into_iter().unzip();
     check.compare("squared_norm", B::squared_norm(&of_ours), reference::squared_norm(&of_expected));
     for value in [0.0, 0.25, 1.0, 400.0, 1e30, f32::INFINITY, f32::NAN] {
-        let squared_norm = |device| Tensor::from_floats([value], device);
-        let (norm, factor) = B::clip(squared_norm(check.device), 1.5);
-        let (expected_norm, expected_factor) = reference::clip(Tensor::from_floats([value], &check.cpu), 1.5);
-        if value.is_finite() {
-            check.compare("clip: norm", norm, expected_norm);
-        } else {
-            check.same("clip: a norm that is not finite", !norm.into_data().iter::<f32>().any(f32::is_finite));
+        for limit in [f32::MAX, 15.0] {
+            let (norm, factor) = B::clip(Tensor::from_floats([value], check.device), 1.5, limit);
+            let (expected_norm, expected_factor) =
+                reference::clip(Tensor::from_floats([value], &check.cpu), 1.5, limit);
+            let is_finite = |values: Tensor<B, 1>| values.into_data().iter::<f32>().all(f32::is_finite);
+            match value.is_finite() {
+                true => check.compare("clip: norm", norm, expected_norm),
+                false => check.same("clip: a norm that is not finite", !is_finite(norm)),
+            }
+            match value.sqrt() <= limit {
+                true => check.compare("clip", factor, expected_factor),
+                false => check.same("clip: a step that is skipped", !is_finite(factor)),
+            }
         }
-        check.compare("clip", factor, expected_factor);
     }
     for (gradient, expected) in ours.into_iter().zip(expected) {
         let earlier = check.random_f32(gradient.dims(), 1.0);

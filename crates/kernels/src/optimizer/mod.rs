@@ -119,9 +119,10 @@ pub trait OptimizerOps: WeightOps {
     }
 
     /// Returns the norm from its square, and the coefficient that clips the gradients to `max_norm`, both `[1]` f32. The coefficient
-    /// is that of torch's `clip_grad_norm_`, `min(1, max_norm / (norm + 1e-6))`, or 0 if the norm is not finite.
-    fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
-        Self::pause(&squared_norm.device(), || reference::clip(squared_norm, max_norm))
+    /// is that of torch's `clip_grad_norm_`, `min(1, max_norm / (norm + 1e-6))`. It is NaN, which skips the step, if the norm is not finite or above
+    /// `limit`, which is.
+    fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64, limit: f32) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
+        Self::pause(&squared_norm.device(), || reference::clip(squared_norm, max_norm, limit))
     }
 
     /// Takes one AdamW step for each parameter. Gradients are first multiplied by `gradient_scale` `[1]` (clipping, loss scaling), which stays on the

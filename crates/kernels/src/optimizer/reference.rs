@@ -50,11 +50,11 @@ pub fn squared_norm<B: Backend>(tensors: &[Tensor<B, 1>]) -> Tensor<B, 1> {
 }
 
 /// Implements [`crate::OptimizerOps::clip`].
-pub fn clip<B: Backend>(squared_norm: Tensor<B, 1>, max_norm: f64) -> (Tensor<B, 1>, Tensor<B, 1>) {
+pub fn clip<B: Backend>(squared_norm: Tensor<B, 1>, max_norm: f64, limit: f32) -> (Tensor<B, 1>, Tensor<B, 1>) {
     let norm = squared_norm.sqrt();
     let factor = norm.clone().add_scalar(1e-6).recip().mul_scalar(max_norm).clamp_max(1.0);
-    let factor = factor.mask_fill(norm.clone().is_finite().bool_not(), 0.0);
-    (norm, factor)
+    let is_taken = norm.clone().is_finite().bool_and(norm.clone().lower_equal_elem(limit));
+    (norm, factor.mask_fill(is_taken.bool_not(), f32::NAN))
 }
 
 /// Implements [`crate::OptimizerOps::adamw_foreach`].

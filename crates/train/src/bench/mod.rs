@@ -196,7 +196,10 @@ fn step<B: Kernels>(trainer: &mut Trainer<B>, batch: &Batch) -> Result<(f32, f64
     if loss.is_finite() && (grad_norm.is_finite() || numbers.was_skipped()) {
         Ok((loss, host_s))
     } else {
-        Err(RunError::NotFinite { step, loss, grad_norm })
+        let problem = format!("step {step}: loss is {loss}, gradient norm is {grad_norm}");
+        Err(RunError::Refused(format!(
+            "{problem}: the weights are damaged, or the compute format cannot hold their values"
+        )))
     }
 }
 

@@ -45,7 +45,7 @@ pub use eval_section::{BestMetric, BestMode, BestSection, CheckpointConfig, Eval
 pub use grpo_section::GrpoSection;
 pub use preference_section::{LossType, PreferenceLoss, PreferenceSection};
 pub use schema::{KnownKeys, json_schema, known_keys};
-pub use train_section::{Interval, PlannedTrain, TrainConfig, Warmup};
+pub use train_section::{Interval, OnNonfinite, PlannedTrain, TrainConfig, Warmup};
 pub use weights::{Bnb4bitSection, Mode, QuantType};
 pub use zero_stage::ZeroStage;
 

@@ -2,6 +2,8 @@
 
 use firebrick_kernels::Recompute;
 use firebrick_optim::{OptimizerKind, ScheduleKind};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::chosen::{Chosen, KeyRow, OnResume};
 use crate::config::auto::Auto;
@@ -92,6 +94,15 @@ section! {
         adam_epsilon: f64 = 1e-8, AboveZero(1.0) => MayChange;
         /// Gradients are scaled down to this global norm; 0 turns it off. Default 1.
         max_grad_norm: f64 = 1.0, ZeroOrMore(1e12) => MayChange;
+        /// What happens at a step whose gradients are not finite; it changes neither weights nor optimizer. "stop": the run ends, says where the
+        /// first such value comes from, and keeps the step's rows for `--replay`. "skip": it goes on with the next step. Gradients that overflow
+        /// in float16 are not meant: they lower the loss scale. A loss that is not finite alone always ends the run. Default "stop".
+        on_nonfinite: OnNonfinite = OnNonfinite::Stop => MayChange;
+        /// A step whose gradient norm is more than this many times the median of up to 128 steps before is a spike, and is skipped. The last
+        /// step does not count, since it may still be running; at least 16 others are needed. 0: no step is a spike. Default 0.
+        spike_factor: f64 = 0.0, ZeroOrMore(FACTOR) => MayChange;
+        /// So many steps in a row may be skipped; the next such step ends the run as "stop" does. Default 10.
+        max_skipped_steps: u64 = 10, Whole(0, COUNT) => MayChange;
         /// Passes over the data; may be a fraction. Default 1 if `steps` is absent.
         epochs: Option<f64> = None, AboveZero(EPOCHS);
         /// Optimizer steps, instead of `epochs`. Default: absent.
@@ -113,6 +124,16 @@ section! {
         /// Weight of that loss. Default: `router_aux_loss_coef` of config.json, which is 0.001 if it is not there.
         router_aux_loss_coef: Option<f64> = None, ZeroOrMore(FACTOR);
     }
+}
+
+/// `train.on_nonfinite`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnNonfinite {
+    /// The run ends.
+    Stop,
+    /// The run goes on with the next step.
+    Skip,
 }
 
 /// How long the learning rate increases: `train.warmup_steps` or `train.warmup_ratio`.
@@ -247,6 +268,9 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         "train.min_lr": train.min_lr == 0.0 || train.schedule != ScheduleKind::Constant,
             "schedule = \"constant\" never decreases" =>
             "write schedule = \"cosine\" or \"linear\", or remove this key";
+        "train.spike_factor": train.spike_factor == 0.0 || train.spike_factor > 1.0,
+            format!("is {}, so that a usual step would be a spike", train.spike_factor) =>
+            "write a factor such as 10, or 0 for no rule";
         "train.recompute": recompute_agrees,
             format!("contradicts train.grad_checkpointing = {}", train.grad_checkpointing.unwrap_or(true)) =>
             "remove one of the two keys: true is \"full\" or \"projections\", false is \"selective\" or \"none\"";

@@ -23,6 +23,7 @@ use crate::metrics::Evaluation;
 use crate::plan::DecidedMemory;
 use crate::state::best::Best;
 use crate::state::checkpoint_folder::{CheckpointWriter, Keep, make_room};
+use crate::state::guard::Guard;
 use crate::state::identity::{RunIdentity, RunSettings};
 use crate::state::optimizer_file::{read_optimizer, state_bytes, write_from_device, write_held};
 use crate::state::reference_identity::ReferenceIdentity;
@@ -57,6 +58,9 @@ pub struct RunState {
     pub rounds: Option<RoundTimes>,
     /// The state of dynamic loss scaling; `None` without it.
     pub loss_scale: Option<LossScaleState>,
+    /// What is remembered of the numbers of earlier steps, to judge those of the next ones.
+    #[serde(default, skip_serializing_if = "Guard::is_empty")]
+    pub guard: Guard,
     /// Mean losses of the last steps, oldest first: the summary's training loss.
     pub last_losses: Vec<f64>,
     /// The evaluation before the first step.

@@ -3,6 +3,7 @@
 pub mod best;
 pub mod checkpoint;
 pub mod checkpoint_folder;
+pub mod guard;
 pub mod identity;
 pub mod manifest;
 mod optimizer_file;

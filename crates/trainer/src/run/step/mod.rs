@@ -12,6 +12,7 @@ pub mod evaluate;
 mod outcome;
 pub mod policy;
 pub mod preference;
+pub(in crate::run) mod search;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,6 +65,8 @@ pub struct StepSettings {
     pub is_scaled_apart: bool,
     /// Weight of the auxiliary loss that balances experts; `None`: the model is trained without it.
     pub router_aux_loss: Option<f64>,
+    /// A step that is run again in place of the next one, by a rank of so many: what masks and the weights of losses follow from.
+    pub again: Option<(u64, usize, usize)>,
 }
 
 impl StepSettings {
@@ -79,6 +82,7 @@ impl StepSettings {
             pairs: PairObjective::planned(plan),
             is_scaled_apart: plan.grpo.is_some(),
             router_aux_loss: plan.router_aux_loss.as_ref().map(|weight| weight.value),
+            again: None,
         }
     }
 }
@@ -211,7 +215,8 @@ impl<B: Kernels> Trainer<B> {
     /// but padding, as a rank without rows has, counts as one whose loss is zero.
     fn balance(&self, on_device: &mut MicroBatch<B>, batch: &Batch, count: usize) {
         let Some(weight) = self.settings.router_aux_loss else { return };
-        let of_each = weight / (count * self.ranks.world_size()) as f64;
+        let (_, _, world_size) = self.place();
+        let of_each = weight / (count * world_size) as f64;
         let gradient_scale = match self.optimizer.loss_scale() {
             Some(loss_scale) => loss_scale.mul_scalar(of_each),
             None => Tensor::from_floats([of_each as f32], self.model.device()),
@@ -259,13 +264,20 @@ impl<B: Kernels> Trainer<B> {
         Ok((loss_sum, report))
     }
 
+    /// Returns the coming step, this rank in it, and the number of ranks.
+    fn place(&self) -> (u64, usize, usize) {
+        let next = (self.optimizer.steps() + 1, self.ranks.rank(), self.ranks.world_size());
+        self.settings.again.unwrap_or(next)
+    }
+
     /// Returns the masks of a micro-batch in the coming step. Their seed follows from the run's seed and the step, and the place of a row in them from
     /// its place in the step over all micro-batches and ranks; none of it is state, so a resumed run has the masks of an uninterrupted one.
     fn dropout(&self, micro_batch: usize, batch: &Batch) -> Option<DropoutMasks> {
-        let place = [self.settings.dropout_seed?, self.optimizer.steps() + 1];
-        let micro_batch = micro_batch * self.ranks.world_size() + self.ranks.rank();
+        let (step, rank, world_size) = self.place();
+        let seeds = [self.settings.dropout_seed?, step];
+        let micro_batch = micro_batch * world_size + rank;
         Some(DropoutMasks {
-            seed: xxh3_64(&place.map(u64::to_le_bytes).concat()),
+            seed: xxh3_64(&seeds.map(u64::to_le_bytes).concat()),
             first_row: (micro_batch * batch.rows) as u64,
             row_len: batch.row_len,
         })

@@ -6,6 +6,7 @@ use burn_tensor::Tensor;
 use firebrick_data::{Batch, DocumentSet, Example, IGNORE_INDEX, PackOptions, PackedDataset};
 use firebrick_kernels::{GradientSink, Kernels};
 use firebrick_model::{LossOptions, PassOptions};
+use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
 use crate::grpo::{Completion, Denominators, Objective, Sums};
@@ -13,7 +14,7 @@ use crate::run::step::preference::StepCounts;
 use crate::run::step::{StepOutcome, Trainer};
 
 /// A completion that a step learns from.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Tokens of its prompt.
     pub prompt: Vec<u32>,
@@ -32,14 +33,14 @@ pub struct Sample {
 }
 
 /// Which completions a micro-batch has, in the order of its targets.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PolicyBatch {
-    batch: Batch,
+    pub(super) batch: Batch,
     samples: Vec<usize>,
 }
 
 /// How completions are learned from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct PolicyStep {
     /// The loss.
     pub objective: Objective,
@@ -126,24 +127,36 @@ impl<B: Kernels> Trainer<B> {
         let counts = StepCounts { loss_tokens: step.denominators.tokens.max(1), ..StepCounts::default() };
         let mut sums = PolicySums::default();
         let outcome = self.step_with(counts, batches.len(), |trainer, sink| {
-            let mut aux_loss = None;
-            for (index, batch) in batches.iter().enumerate() {
-                sink.begin_micro_batch(index + 1 == batches.len());
-                let of_batch = trainer.policy_batch(samples, batch, (step, batches.len()), &mut sums, sink)?;
-                aux_loss = match (aux_loss, of_batch) {
-                    (Some(sum), Some(of_batch)) => Some(Tensor::add(sum, of_batch)),
-                    (one, other) => one.or(other),
-                };
-            }
-            // The outcome divides by the tokens again.
-            let loss = (sums.loss.loss * counts.loss_tokens as f64) as f32;
-            let loss_sum = Tensor::from_floats([loss], trainer.model.device());
-            Ok(match aux_loss {
-                Some(aux_loss) => Tensor::cat(vec![loss_sum, aux_loss], 0),
-                None => loss_sum,
-            })
+            trainer.policy_batches(samples, batches, step, &mut sums, sink)
         })?;
         Ok((outcome, sums))
+    }
+
+    /// Runs forward and backward of all micro-batches. Returns what [`Trainer::micro_batches`] does.
+    pub(super) fn policy_batches(
+        &self,
+        samples: &[Sample],
+        batches: &[PolicyBatch],
+        step: PolicyStep,
+        sums: &mut PolicySums,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Result<Tensor<B, 1>, RunError> {
+        let mut aux_loss = None;
+        for (index, batch) in batches.iter().enumerate() {
+            sink.begin_micro_batch(index + 1 == batches.len());
+            let of_batch = self.policy_batch(samples, batch, (step, batches.len()), sums, sink)?;
+            aux_loss = match (aux_loss, of_batch) {
+                (Some(sum), Some(of_batch)) => Some(Tensor::add(sum, of_batch)),
+                (one, other) => one.or(other),
+            };
+        }
+        // The outcome divides by the tokens again.
+        let loss = (sums.loss.loss * step.denominators.tokens.max(1) as f64) as f32;
+        let loss_sum = Tensor::from_floats([loss], self.model.device());
+        Ok(match aux_loss {
+            Some(aux_loss) => Tensor::cat(vec![loss_sum, aux_loss], 0),
+            None => loss_sum,
+        })
     }
 
     fn policy_batch(

@@ -19,18 +19,17 @@ use crate::plan::Plan;
 use crate::run::prepare::Prepared;
 use crate::run::step::evaluate::Stage;
 use crate::run::step::preference::StepCounts;
+use crate::run::step::search::StepContent;
 use crate::run::step::{StepNumbers, StepOutcome, Trainer};
 use crate::run::train_loop::trace::NUMBERS;
 use crate::state::best::Best;
 use crate::state::checkpoint::RunState;
 use crate::state::run_folder::RunFolder;
 
-/// Below this loss scale, float16 cannot be the reason why gradients overflow (fairseq's `min_loss_scale`).
-const MIN_LOSS_SCALE: f32 = 1e-4;
-
 /// A step whose numbers are still on their way.
 pub(super) struct Pending {
     pub(super) outcome: StepOutcome,
+    pub(super) content: StepContent,
     /// Loss tokens of the run up to this step.
     pub(super) loss_tokens: u64,
     pub(super) tokens: u64,
@@ -161,7 +160,7 @@ impl<B: Kernels> Run<B> {
     }
 
     pub(super) fn log(&mut self, pending: Pending) -> Result<(), RunError> {
-        let Pending { outcome, loss_tokens, tokens, seconds, exchanged, mut policy } = pending;
+        let Pending { outcome, content, loss_tokens, tokens, seconds, exchanged, mut policy } = pending;
         let StepOutcome { step, learning_rate, .. } = outcome;
         let started = Instant::now();
         let numbers = self.watchdog.waiting_for_device(|| outcome.read());
@@ -173,7 +172,7 @@ impl<B: Kernels> Run<B> {
             self.trainer.ranks.check("a step")?;
         }
         self.note(NUMBERS, step, started);
-        self.check_finite(step, &numbers)?;
+        self.judge(step, &numbers, &content)?;
         if step == 1
             && let Some(note) = first_loss::check(&self.prepared.plan, &numbers, self.reference_file.as_deref())?
         {
@@ -233,18 +232,15 @@ impl<B: Kernels> Run<B> {
         queued + waited
     }
 
-    /// Reports a skipped step. An overflow ends the run if no loss scale avoids it, or if there is no loss scaling.
-    fn check_finite(&self, step: u64, numbers: &StepNumbers) -> Result<(), RunError> {
+    /// Reports a skipped step, and ends the run at one that the recipe does not skip.
+    fn judge(&mut self, step: u64, numbers: &StepNumbers, content: &StepContent) -> Result<(), RunError> {
         let &StepNumbers { loss, grad_norm, loss_scale, .. } = numbers;
-        match loss_scale {
-            Some(scale) if numbers.was_skipped() && scale >= MIN_LOSS_SCALE => {
-                self.console.print(&format!(
-                    "step {step}: gradients overflowed with a loss scale of {scale}; the step was skipped, the scale is lowered"
-                ));
+        match self.state.guard.judge(&self.prepared.plan.train, [loss, grad_norm], loss_scale) {
+            Ok(why) => {
+                why.iter().for_each(|why| self.console.print(&format!("step {step}: {why}")));
                 Ok(())
             }
-            _ if loss.is_finite() && grad_norm.is_finite() => Ok(()),
-            _ => Err(RunError::NotFinite { step, loss, grad_norm }),
+            Err(problem) => Err(self.stop_at(step, problem, content)),
         }
     }
 

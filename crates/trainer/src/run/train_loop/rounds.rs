@@ -32,6 +32,7 @@ use crate::run::prepare::Prepared;
 use crate::run::prepare::prompts::PromptColumns;
 use crate::run::step::evaluate::Stage;
 use crate::run::step::policy::{PolicyStep, PolicySums, Sample, micro_batches};
+use crate::run::step::search::StepContent;
 use crate::run::step::{StepOutcome, Trainer};
 use crate::run::text::generate::stop_tokens;
 use crate::storage::{StorageError, write_atomically};
@@ -346,9 +347,9 @@ impl Rollout {
 }
 
 impl<B: Kernels> Run<B> {
-    /// Takes the next step of a round, and begins the round before its first one. Returns what [`Trainer::step_of`] does, with the tokens of the
-    /// step and its numbers.
-    pub(super) fn step_of_round(&mut self) -> Result<(StepOutcome, u64, PolicyMetrics), RunError> {
+    /// Takes the next step of a round, and begins the round before its first one. Returns what [`Trainer::step_of`] does with what the step learned
+    /// from, its tokens, and its numbers.
+    pub(super) fn step_of_round(&mut self) -> Result<((StepOutcome, StepContent), u64, PolicyMetrics), RunError> {
         let learner = self.learner.as_mut().expect("the run learns from rewards");
         let (step, per_round) = (self.state.step, learner.section.steps_per_round());
         let started = Instant::now();
@@ -395,7 +396,8 @@ impl<B: Kernels> Run<B> {
         let sampled_per_s = if round.sampling_s > 0.0 { round.sampled_tokens as f64 / round.sampling_s } else { 0.0 };
         metrics = PolicyMetrics { sampled_per_s, round_s, reward_s, timeouts, named: named.clone(), ..metrics };
         add_sums(&mut metrics, &sums, &self.trainer.ranks)?;
-        Ok((outcome, samples.iter().map(|sample| (sample.prompt.len() + sample.tokens.len()) as u64).sum(), metrics))
+        let tokens = samples.iter().map(|sample| (sample.prompt.len() + sample.tokens.len()) as u64).sum();
+        Ok(((outcome, StepContent::Completions(samples, batches, policy)), tokens, metrics))
     }
 }
 

@@ -23,6 +23,7 @@ use crate::run::step::evaluate::Stage;
 use crate::run::text::generate::{continue_prompts, encode_prompt};
 use crate::state::checkpoint::{ADAPTER, RunState, SavedWeights, restore};
 use crate::state::checkpoint_folder::{checkpoint_of, set_aside_after};
+use crate::state::guard::Guard;
 use crate::state::identity::{RunIdentity, RunSettings, check_model};
 use crate::state::manifest::Manifest;
 use crate::state::reference_identity::ReferenceIdentity;
@@ -158,6 +159,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         step_tokens: 0,
         rounds: None,
         loss_scale: None,
+        guard: Guard::default(),
         last_losses: Vec::new(),
         before,
         evaluation_is_due: false,

@@ -141,13 +141,13 @@ impl OptimizerOps for Cuda {
         })
     }
 
-    fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
+    fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64, limit: f32) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
         in_section(&squared_norm.device(), |device| {
             let squared_norm = device.f32_values(squared_norm);
             let [norm, factor] = [0, 1].map(|_: usize| device.empty([1], DType::F32));
             let arguments = arguments! {
                 norm: address(device.address(&norm)), factor: address(device.address(&factor)),
-                squared_norm: rows(&squared_norm), max_norm: float(max_norm),
+                squared_norm: rows(&squared_norm), max_norm: float(max_norm), limit: float(f64::from(limit)),
             };
             // SAFETY: all three are one f32.
             unsafe { device.launch(plain("clip", grid(1, 1), 12), &arguments) };

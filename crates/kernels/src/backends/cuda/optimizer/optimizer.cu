@@ -82,11 +82,13 @@ KERNEL __launch_bounds__(1024) sum_partials(float *out, const float *partial, in
     if (threadIdx.x == 0) *out = static_cast<float>(sums[0]);
 }
 
-// norm[1] = sqrt(squared_norm[1]); factor[1] = min(1, max_norm / (norm + 1e-6)), 0 if the norm is not finite. Launch: one thread.
-KERNEL clip(float *norm, float *factor, const float *squared_norm, float max_norm) {
+// norm[1] = sqrt(squared_norm[1]); factor[1] = min(1, max_norm / (norm + 1e-6)), NaN if the norm is not finite or above the limit.
+// Launch: one thread.
+KERNEL clip(float *norm, float *factor, const float *squared_norm, float max_norm, float limit) {
     const float root = sqrtf(*squared_norm);
     *norm = root;
-    *factor = isfinite(root) ? fminf(max_norm * (1.0f / (root + 1e-6f)), 1.0f) : 0.0f;
+    // A NaN is above no limit, but not below either.
+    *factor = root <= limit ? fminf(max_norm * (1.0f / (root + 1e-6f)), 1.0f) : __int_as_float(0x7fc00000);
 }
 
 // ------------------------------------------------------------------------------------------------------- sums of ranges
