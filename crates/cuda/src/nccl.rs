@@ -1,4 +1,4 @@
-//! Collectives between devices by NCCL, on a stream: sums of f32 values, and broadcasts of bytes.
+//! Collectives between devices by NCCL, on a stream: sums of values in f32 or bf16, and broadcasts of bytes.
 //!
 //! Each rank of a job has its own communicator, for one device. Rank 0 generates an id, every rank gets it over another
 //! connection, and all of them connect with it. AMD's RCCL exports the same functions under the same names.
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::stream::{Stream, same_device};
-use symbols::{FLOAT32, IN_PROGRESS, Opaque, SUM, Status, Symbols, UINT8};
+use symbols::{BFLOAT16, FLOAT32, IN_PROGRESS, Opaque, SUM, Status, Symbols, UINT8};
 
 /// Time that [`NcclCommunicator::abort`] waits for a thread that is submitting and may itself wait for a rank that is gone.
 const ABORT_WAIT: Duration = Duration::from_secs(2);
@@ -101,33 +101,34 @@ impl Nccl {
 }
 
 impl NcclCommunicator {
-    /// Sums each buffer (address and number of f32 values) over all ranks, in place, as one group on the stream.
+    /// Sums each buffer (address, number of values, and whether they are bf16 instead of f32) over all ranks, in place, as one group on the stream.
     ///
     /// # Safety
-    /// - The addresses must point to device memory of this context with that many f32 values, which stays allocated until the stream has done the
+    /// - The addresses must point to device memory of this context with that many values, which stays allocated until the stream has done the
     ///   work.
     /// - Other work that uses the buffers must be ordered before or after this on the stream.
     /// - Every rank must submit the same operations on buffers of the same sizes, in the same order.
     ///
     /// # Errors
     /// [`CudaError::NcclAborted`], [`CudaError::DifferentDevices`] or [`CudaError::Nccl`].
-    pub unsafe fn all_reduce_sum(&self, stream: &Stream, buffers: &[(u64, usize)]) -> Result<(), CudaError> {
-        self.submit("ncclAllReduce", stream, buffers, |&(buffer, count), comm, stream| {
-            let data = pointer(buffer);
+    pub unsafe fn all_reduce_sum(&self, stream: &Stream, buffers: &[(u64, usize, bool)]) -> Result<(), CudaError> {
+        self.submit("ncclAllReduce", stream, buffers, |&(buffer, count, is_bf16), comm, stream| {
+            let (data, format) = (pointer(buffer), format(is_bf16));
             // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
-            unsafe { (self.symbols.all_reduce)(data, data, count, FLOAT32, SUM, comm, stream) }
+            unsafe { (self.symbols.all_reduce)(data, data, count, format, SUM, comm, stream) }
         })
     }
 
-    /// Sums each buffer (address, number of f32 values, rank) over all ranks into the buffer of that rank, as one group on the stream.
+    /// Sums each buffer (as in [`NcclCommunicator::all_reduce_sum`], and a rank) over all ranks into the buffer of that rank, as one group on the
+    /// stream.
     ///
     /// # Safety
     /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold.
-    pub unsafe fn reduce_sum(&self, stream: &Stream, buffers: &[(u64, usize, usize)]) -> Result<(), CudaError> {
-        self.submit("ncclReduce", stream, buffers, |&(buffer, count, root), comm, stream| {
-            let (data, root) = (pointer(buffer), number(root));
+    pub unsafe fn reduce_sum(&self, stream: &Stream, buffers: &[(u64, usize, bool, usize)]) -> Result<(), CudaError> {
+        self.submit("ncclReduce", stream, buffers, |&(buffer, count, is_bf16, root), comm, stream| {
+            let (data, format, root) = (pointer(buffer), format(is_bf16), number(root));
             // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
-            unsafe { (self.symbols.reduce)(data, data, count, FLOAT32, SUM, root, comm, stream) }
+            unsafe { (self.symbols.reduce)(data, data, count, format, SUM, root, comm, stream) }
         })
     }
 
@@ -216,6 +217,10 @@ impl Drop for NcclCommunicator {
 
 fn pointer(address: u64) -> *mut std::ffi::c_void {
     address as *mut std::ffi::c_void
+}
+
+fn format(is_bf16: bool) -> i32 {
+    if is_bf16 { BFLOAT16 } else { FLOAT32 }
 }
 
 /// Converts a rank, or a number of ranks, to NCCL's type.

@@ -294,6 +294,7 @@ impl Case {
     fn name(&self) -> String {
         let base = match self.base {
             BaseStorage::Trained => "trained",
+            BaseStorage::TrainedBf16 => "trained bf16",
             BaseStorage::Frozen(Format::Quantized(format)) => format.name(),
             BaseStorage::Frozen(_) => "dense",
         };
@@ -364,6 +365,7 @@ impl Case {
                 _ => FloatType::F32,
             },
             gemms: self.gemms,
+            gradients: FloatType::F32,
             shared_bytes,
             has_wgmma: env::var(CAPABILITY).is_ok_and(|capability| capability == "9.0"),
             kept_bytes: [0; 2],
@@ -427,12 +429,17 @@ impl Case {
             limits: BatchLimits::NONE,
         };
         // More rows than the few-row kernels take where weights are kept.
-        let prompts: Vec<Vec<u32>> = (1..=if self.kept > 0 { 18 } else { 2 }).map(|last| (1..=4 + last).collect()).collect();
+        let prompts: Vec<Vec<u32>> =
+            (1..=if self.kept > 0 { 18 } else { 2 }).map(|last| (1..=4 + last).collect()).collect();
         let others = text.text.len();
         text.record("generation", || _ = model.generate(&prompts, &options).unwrap());
         if self.kept == EVERY_BYTE && self.lora.0 == R8.0 && self.gemms == GemmFormat::Compute {
             let groups: usize = (0..spec.layers.len()).map(|layer| spec.groups(layer).len()).sum();
-            assert_eq!(text.text[others..].matches("write_adapters").count(), groups, "adapters are written once per text");
+            assert_eq!(
+                text.text[others..].matches("write_adapters").count(),
+                groups,
+                "adapters are written once per text"
+            );
         }
         limit_shared_memory(&device, None);
         Cuda::open(&device, &RunShape::default());

@@ -24,6 +24,8 @@ pub(super) const IN_PROGRESS: Status = 7;
 pub(super) const UINT8: c_int = 1;
 /// `ncclFloat32` of `ncclDataType_t`.
 pub(super) const FLOAT32: c_int = 7;
+/// `ncclBfloat16` of `ncclDataType_t`.
+pub(super) const BFLOAT16: c_int = 9;
 /// `ncclSum` of `ncclRedOp_t`.
 pub(super) const SUM: c_int = 0;
 

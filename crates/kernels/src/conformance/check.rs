@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use burn_flex::Flex;
-use burn_tensor::{DType, Int, Tensor, TensorData};
+use burn_tensor::{DType, Int, IntDType, Tensor, TensorData};
 use firebrick_arch::AttentionSpec;
 use firebrick_precision::difference::relative_difference;
 
@@ -129,6 +129,12 @@ impl<'a, B: Kernels> Check<'a, B> {
 
     fn values(&mut self, count: usize, scale: f32) -> Vec<f32> {
         (0..count).map(|_| self.uniform() * scale).collect()
+    }
+
+    /// Returns the formats of sums: a backend that stores codes in words has no bf16.
+    pub(crate) fn sums(&self) -> Vec<DType> {
+        let has_bf16 = B::CODE_DTYPE == IntDType::U8;
+        [DType::F32].into_iter().chain(has_bf16.then_some(DType::BF16)).collect()
     }
 
     /// Returns random values in the format under test.

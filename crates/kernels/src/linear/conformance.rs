@@ -6,7 +6,7 @@ pub(crate) mod products;
 mod scenario;
 
 use burn_flex::Flex;
-use burn_tensor::{Int, Tensor, backend::Backend};
+use burn_tensor::{DType, Int, Tensor, backend::Backend};
 use firebrick_arch::{Activation, SwigluConstants};
 use firebrick_precision::QuantFormat;
 
@@ -288,14 +288,16 @@ fn plain_groups<B: Kernels>(check: &mut Check<'_, B>) {
         ("dense, biased", vec![(Base::Dense, bias), (Base::Dense, plain)]),
         ("trained", vec![(Base::New, trained_bias), (Base::New, adapter)]),
         ("trained, added", vec![(Base::AddTo, trained_bias), (Base::AddTo, plain)]),
+        ("trained in bf16", vec![(Base::Narrow, trained_bias), (Base::Narrow, plain)]),
         ("mixed", vec![(Base::NF4, adapter), (Base::Dense, adapter)]),
         ("nvfp4", vec![(Base::Quantized(QuantFormat::Nvfp4), adapter), (Base::Quantized(QuantFormat::Nvfp4), plain)]),
         ("mxfp4", vec![(Base::Quantized(QuantFormat::Mxfp4), plain), (Base::Quantized(QuantFormat::Mxfp4), adapter)]),
         ("fp8", vec![(Base::Quantized(QuantFormat::Fp8), adapter), (Base::Quantized(QuantFormat::Fp8), plain)]),
     ];
-    let width = check.case.hidden_size;
+    let (width, is_bf16) = (check.case.hidden_size, check.case.dtype == DType::BF16);
     let takes = |(base, _): &(Base, Extras)| match base {
         Base::Quantized(format) => format.check_columns(width).is_ok(),
+        Base::Narrow => is_bf16,
         _ => true,
     };
     for (name, modules) in check.variants(named).into_iter().filter(|(_, modules)| modules.iter().all(takes)) {

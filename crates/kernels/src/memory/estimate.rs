@@ -7,7 +7,7 @@
 
 use firebrick_arch::{LoraConfig, ModelSpec, Role, Value};
 use firebrick_hwprofile::memory::MemoryLine;
-use firebrick_precision::Format;
+use firebrick_precision::{FloatType, Format};
 
 pub use super::training_shape::{DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
 pub use crate::weights::BaseStorage;
@@ -74,7 +74,7 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
             training.storage().compute
         ),
         BaseStorage::Frozen(format) => format!("every parameter in {format}"),
-        BaseStorage::Trained => String::new(),
+        BaseStorage::Trained | BaseStorage::TrainedBf16 => String::new(),
     };
     let per_parameter = training.optimizer_bytes as f64 / trained.max(1) as f64;
     let paged = if training.paged_bytes > 0 { ", without what is paged" } else { "" };
@@ -83,6 +83,14 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
     let [frozen_elsewhere, trained_elsewhere] =
         if training.lora.is_some() { [divided.weights_elsewhere, 0] } else { [0, divided.weights_elsewhere] };
     let share = |bytes: u64| if bytes > 0 { ", without what other ranks have" } else { "" };
+    let [weights, gradients] = training.trained_bytes(model);
+    let (weight_format, gradient_format) = match (training.base, training.gradients) {
+        (BaseStorage::TrainedBf16, FloatType::Bf16) => {
+            (", matrices in bf16", "value per trained parameter, in its format")
+        }
+        (BaseStorage::TrainedBf16, _) => (", matrices in bf16", "f32 value per trained parameter"),
+        _ => (" in f32", "f32 value per trained parameter"),
+    };
     [
         line(
             "base weights",
@@ -91,13 +99,13 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
         ),
         line(
             if training.lora.is_some() { "adapter weights" } else { "trained weights" },
-            trained * TRAINED_BYTES - trained_elsewhere,
-            format!("{trained} parameters in f32{}", share(trained_elsewhere)),
+            weights - trained_elsewhere,
+            format!("{trained} parameters{weight_format}{}", share(trained_elsewhere)),
         ),
         line(
             "gradients",
-            trained * TRAINED_BYTES - divided.gradients_elsewhere,
-            format!("one f32 value per trained parameter{}", share(divided.gradients_elsewhere)),
+            gradients - divided.gradients_elsewhere,
+            format!("one {gradient_format}{}", share(divided.gradients_elsewhere)),
         ),
         line("optimizer state", training.optimizer_bytes - training.paged_bytes, state),
         line("paged state passing through", training.paging_bytes, "buckets that are updated, or on their way"),

@@ -80,9 +80,9 @@ pub trait MemoryOps: Session {
         Self::pause(&parts[0].device(), || Tensor::cat(parts, 0))
     }
 
-    /// Returns f32 zeros of this shape.
-    fn zeros(shape: [usize; 2], device: &Self::Device) -> Tensor<Self, 2> {
-        Tensor::zeros(shape, (device, DType::F32))
+    /// Returns zeros of this shape and format.
+    fn zeros(shape: [usize; 2], dtype: DType, device: &Self::Device) -> Tensor<Self, 2> {
+        Tensor::zeros(shape, (device, dtype))
     }
 
     /// Returns i32 values; waits until the device has computed them.

@@ -92,7 +92,7 @@ fn routing<B: Kernels>(check: &mut Check<'_, B>, experts: usize, top_k: usize, r
     let d_logits = B::route_backward(&got, d_weights.0, &d_sum.0);
     check.same("route_backward: format", d_logits.dtype() == check.case.dtype);
     check.compare("route_backward", d_logits, reference::route_backward(&expected, d_weights.1, &d_sum.1));
-    let zeros = B::zeros([1, 37], check.device);
+    let zeros = B::zeros([1, 37], DType::F32, check.device);
     check.same("zeros: format", zeros.dtype() == DType::F32);
     check.compare("zeros", zeros, Tensor::<Flex, 2>::zeros([1, 37], &check.cpu));
 }

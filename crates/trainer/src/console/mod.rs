@@ -135,7 +135,7 @@ fn generate_formats(plan: &Plan) -> String {
     let base = match plan.base.value {
         BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true })) => " --nf4".to_owned(),
         BaseStorage::Frozen(Format::Quantized(format)) => format!(" --base {format}"),
-        BaseStorage::Frozen(_) | BaseStorage::Trained => String::new(),
+        BaseStorage::Frozen(_) | BaseStorage::Trained | BaseStorage::TrainedBf16 => String::new(),
     };
     let compute = plan.compute.value;
     let is_default = compute == compute_format(FloatType::Bf16, plan.backend.value, None).value;

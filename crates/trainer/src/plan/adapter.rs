@@ -50,6 +50,7 @@ pub(super) fn base(
 ) -> Result<Chosen<BaseStorage>, RunError> {
     let why = match storage {
         BaseStorage::Trained => "mode = \"full\": every weight trains, in f32".to_owned(),
+        BaseStorage::TrainedBf16 => "mode = \"full\": every weight trains, matrices in bf16".to_owned(),
         BaseStorage::Frozen(Format::Quantized(format)) => {
             check_widths(format, spec)?;
             let key = if config.base.is_some() { "base" } else { "[bnb_4bit]" };

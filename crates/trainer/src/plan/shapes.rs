@@ -70,7 +70,7 @@ impl<'a> Basis<'a> {
         let of_frozen = fp8::half(wish, case).map_or(compute, |half| half.value.of_frozen(compute));
         let base = adapter::storage(config, of_frozen);
         let storage = Storage { base, lora: wish.lora.as_ref(), compute: of_frozen, dense: &dense };
-        let divided = divided::divided_bytes(config.train.zero_stage, ranks, spec, storage, trained);
+        let divided = divided::divided_bytes(config.train.zero_stage, ranks, spec, storage, FloatType::F32, trained);
         let stated = largest_share(config, trained, ranks);
         let tokens = (micro_batch_size * wish.data.row_len) as u64;
         let gemms = fp8::gemms(wish, case, tokens, divided.weights_elsewhere > 0)?;
@@ -89,6 +89,7 @@ impl<'a> Basis<'a> {
             gemms: self.gemms,
             shared_bytes: case.shared_bytes(),
             has_wgmma: case.has_wgmma(),
+            gradients: FloatType::F32,
             kept_bytes: [0; 2],
             optimizer_bytes: optimizer(config).state_bytes(&self.stated),
             paged_bytes: 0,

@@ -97,7 +97,8 @@ fn every_source(dtype: DType, capability: (u32, u32)) -> Vec<Source> {
         Source::Magnitude => [Source::Magnitude],
         Source::Norm => [Source::Norm],
         Source::NormFp8 => has_fp8_rows.then_some(Source::NormFp8),
-        Source::Optimizer => (!is_half).then_some(Source::Optimizer),
+        // Gradients are f32 or bf16.
+        Source::Optimizer => (dtype != DType::F16).then_some(Source::Optimizer),
         Source::PackedIndex => (!is_half).then_some(Source::PackedIndex),
         Source::Pairs => (!is_half).then_some(Source::Pairs),
         Source::Quantize => (!is_half).then_some(Source::Quantize),

@@ -85,10 +85,14 @@ impl MemoryOps for Cuda {
         device.section(|| tensor(device.join_rows(parts).tensor))
     }
 
-    fn zeros(shape: [usize; 2], device: &CudaDevice) -> Tensor<Self, 2> {
+    fn zeros(shape: [usize; 2], dtype: DType, device: &CudaDevice) -> Tensor<Self, 2> {
         in_section(device, |device| {
-            let zeros = device.view_of(device.empty(shape, DType::F32));
-            device.fill(zeros.block, 0.0);
+            let zeros = device.view_of(device.empty(shape, dtype));
+            if dtype == DType::F32 {
+                device.fill(zeros.block, 0.0)
+            } else {
+                device.fill_zero(zeros.block)
+            }
             tensor(zeros.tensor)
         })
     }
