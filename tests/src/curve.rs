@@ -8,7 +8,7 @@ use std::path::Path;
 use burn_tensor::DType;
 use firebrick_kernels::Kernels;
 use firebrick_model::{BuildOptions, Decoder, HfFolder, read_config};
-use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
+use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind, TrainedWeights};
 use firebrick_parallel::Ranks;
 use firebrick_trainer::run::step::{StepSettings, Trainer};
 use safetensors::Dtype;
@@ -54,6 +54,7 @@ fn trainer<B: Kernels>(folder: &Path, positions: usize, rate: f64) -> Trainer<B>
             beta2: 0.999,
             epsilon: 1e-8,
             weight_decay: 0.01,
+            weights: TrainedWeights::default(),
             max_grad_norm: Some(1.0),
         }),
         schedule: Schedule { kind: ScheduleKind::Constant, peak: rate, lowest: 0.0, warmup_steps: 0, total_steps: 100 },

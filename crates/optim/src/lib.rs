@@ -8,7 +8,7 @@ mod rules;
 mod schedule;
 mod state;
 
-pub use config::{OptimizerConfig, OptimizerKind};
+pub use config::{OptimizerConfig, OptimizerKind, TrainedWeights};
 pub use loss_scale::{LossScaleState, LossScaling};
 pub use optimizer::{Optimizer, StepReport, squared_norm};
 pub use rules::PagedBytes;

@@ -11,11 +11,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
 use firebrick_arch::Role;
 use firebrick_kernels::memory::convert_while_reading;
 use firebrick_kernels::memory::prefetch::Schedule;
-use firebrick_kernels::{GradientMap, Kernels, Parameter};
+use firebrick_kernels::{GradientMap, Kernels, Parameter, rounding_key};
 
 use crate::config::OptimizerConfig;
 use crate::loss_scale::{LossScaleState, LossScaler, LossScaling};
@@ -50,6 +50,8 @@ pub struct Optimizer<B: Kernels> {
     owned: Option<BTreeSet<Arc<str>>>,
     /// Factor of the learning rate of LoRA's B.
     loraplus_lr_ratio: f64,
+    /// Seed of random rounding.
+    seed: u64,
 }
 
 /// Parameters during an update, with the layouts of their state.
@@ -69,6 +71,7 @@ impl<B: Kernels> Optimizer<B> {
             norm_limit: f32::MAX,
             owned: None,
             loraplus_lr_ratio: 1.0,
+            seed: 0,
         }
     }
 
@@ -76,6 +79,12 @@ impl<B: Kernels> Optimizer<B> {
     #[must_use]
     pub fn with_loraplus(self, ratio: f64) -> Self {
         Self { loraplus_lr_ratio: ratio, ..self }
+    }
+
+    /// Sets the seed of random rounding; the bits follow from it, from the step, and from a parameter's name.
+    #[must_use]
+    pub fn with_seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
     }
 
     /// Restricts updates and state to these parameters. The norm is still that of all gradients.
@@ -184,7 +193,8 @@ impl<B: Kernels> Optimizer<B> {
         self.prepare(&parameters);
         for group in by_numbers(parameters, self.config.weight_decay, self.loraplus_lr_ratio) {
             let learning_rate = learning_rate * group.rate_factor;
-            let numbers = StepNumbers { learning_rate, weight_decay: group.weight_decay, step: update };
+            let numbers =
+                StepNumbers { learning_rate, weight_decay: group.weight_decay, step: update, seed: self.seed };
             self.update(group, &mut gradients, &scale, &numbers);
         }
         if let Some(scaler) = &mut self.loss_scaler {
@@ -330,17 +340,18 @@ impl<B: Kernels> Optimizer<B> {
     }
 }
 
-/// Parameters with the same weight decay and learning rate.
+/// Parameters with the same weight decay, learning rate and format.
 struct Group<'a, B: Kernels> {
     /// Decoupled weight decay of all of them.
     weight_decay: f64,
     /// Factor of the learning rate.
     rate_factor: f64,
+    dtype: DType,
     /// In the order in which they were given.
     parameters: Vec<&'a mut Parameter<B>>,
 }
 
-/// Groups parameters by weight decay and learning rate; no group is empty. `loraplus_lr_ratio` is the factor of LoRA+ (Hayou et al., 2024) for B and
+/// Groups parameters by weight decay, learning rate and format; no group is empty. `loraplus_lr_ratio` is the factor of LoRA+ (Hayou et al., 2024) for B and
 /// for vectors, as in PEFT's `create_loraplus_optimizer`.
 fn by_numbers<B: Kernels>(
     parameters: Vec<&mut Parameter<B>>,
@@ -352,10 +363,12 @@ fn by_numbers<B: Kernels>(
         let weight_decay = if decays(parameter.role) { weight_decay } else { 0.0 };
         let is_fast = parameter.role == Role::LoraB || parameter.shape.len() == 1;
         let rate_factor = if is_fast { loraplus_lr_ratio } else { 1.0 };
-        let same = |group: &&mut Group<'_, B>| (group.weight_decay, group.rate_factor) == (weight_decay, rate_factor);
+        let dtype = parameter.value.dtype();
+        let key = (weight_decay, rate_factor, dtype);
+        let same = |group: &&mut Group<'_, B>| (group.weight_decay, group.rate_factor, group.dtype) == key;
         match groups.iter_mut().find(same) {
             Some(group) => group.parameters.push(parameter),
-            None => groups.push(Group { weight_decay, rate_factor, parameters: vec![parameter] }),
+            None => groups.push(Group { weight_decay, rate_factor, dtype, parameters: vec![parameter] }),
         }
     }
     groups
@@ -403,7 +416,9 @@ fn step_parameters<B: Kernels>(
         let gradient = gradient.unwrap_or_else(|| panic!("parameter {} has no gradient", owner.name));
         let parameter = take_value(owner, &gradient);
         let (layout, state) = ParameterState::into_parts(state);
-        ((owner, layout), Update { parameter, gradient, state })
+        let is_rounded = parameter.dtype() == DType::BF16;
+        let key = if is_rounded { rounding_key(numbers.seed, numbers.step, &owner.name) } else { 0 };
+        ((owner, layout), Update { parameter, gradient, state, key })
     };
     let (owners, updates): (Owners<'_, B>, Vec<_>) = parameters.into_iter().map(&mut prepare).unzip();
     let keep = |((owner, layout), (value, tensors))| {

@@ -1,11 +1,13 @@
 //! Tests of whole optimizer steps: saving, clipping, paging and refusals.
 
 use burn_flex::Flex;
+use burn_tensor::TensorData;
 use firebrick_arch::TensorSpec;
-use firebrick_kernels::GradientSink;
+use firebrick_kernels::optimizer::rounding::widened;
+use firebrick_kernels::{GradientSink, Rounding};
 
 use super::*;
-use crate::config::OptimizerKind;
+use crate::config::{OptimizerKind, TrainedWeights};
 use crate::state::HostTensor;
 
 fn config(kind: OptimizerKind, max_grad_norm: Option<f64>) -> OptimizerConfig {
@@ -243,6 +245,86 @@ fn paging_changes_no_bit() {
         assert_eq!(paged, expected, "{resident_bytes} of {all} bytes stay");
         assert!(paged_parameters == parameters && paged_state == state, "{resident_bytes} of {all} bytes stay");
     }
+}
+
+/// Takes steps of parameters in bf16 with these weights; returns their values and the state.
+fn steps_in_bf16(weights: TrainedWeights, kind: OptimizerKind, seed: u64) -> (Vec<Parameter<Flex>>, StateDict) {
+    let config = OptimizerConfig { weights, ..config(kind, Some(1.0)) };
+    let mut parameters = in_bf16(large_parameters());
+    let mut optimizer = Optimizer::new(config).with_seed(seed);
+    take_steps(&mut optimizer, &mut parameters, 0..2);
+    // A checkpoint in the middle is loaded into another optimizer, which pages what it can.
+    let mut resumed = Optimizer::new(config).with_seed(seed).with_paging(0);
+    load(&mut resumed, &parameters, optimizer.save()).unwrap();
+    resumed.steps = optimizer.steps();
+    take_steps(&mut resumed, &mut parameters, 2..5);
+    (parameters, resumed.save())
+}
+
+/// Rounds matrices to bf16.
+fn in_bf16(parameters: Vec<Parameter<Flex>>) -> Vec<Parameter<Flex>> {
+    let is_vector = |parameter: &Parameter<Flex>| parameter.shape.len() == 1;
+    let round = |parameter| if is_vector(&parameter) { parameter } else { parameter.in_format(DType::BF16) };
+    parameters.into_iter().map(round).collect()
+}
+
+#[test]
+fn both_halves_are_the_parameters_of_f32_bit_for_bit() {
+    for kind in [OptimizerKind::AdamW, OptimizerKind::AdamW8bit] {
+        let mut expected: Vec<_> =
+            in_bf16(large_parameters()).into_iter().map(|parameter| parameter.in_format(DType::F32)).collect();
+        let mut optimizer = Optimizer::new(config(kind, Some(1.0)));
+        take_steps(&mut optimizer, &mut expected, 0..5);
+        let (parameters, mut state) = steps_in_bf16(TrainedWeights::Bf16Exact, kind, 0);
+        for (parameter, expected) in parameters.into_iter().zip(&expected) {
+            let expected: Vec<f32> = expected.value.to_data().to_vec().unwrap();
+            let Some(lower) = state.remove(&format!("{}.low_bits", parameter.name)) else {
+                assert!(parameter.value.dtype() == DType::F32 && parameter.name.as_ref() == "norm");
+                continue;
+            };
+            let HostTensor::U8(lower) = lower else { panic!("lower halves are bytes") };
+            let (data, device) = (TensorData::new(lower, [2 * expected.len()]), parameter.value.device());
+            let lower = Tensor::from_data(data, (&device, DType::U8));
+            let rounded: Vec<f32> = parameter.value.to_data().convert::<f32>().to_vec().unwrap();
+            let whole = widened(parameter.value, &Rounding::Exact(lower)).into_data().to_vec::<f32>().unwrap();
+            assert!(whole.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{}", parameter.name);
+            assert!(whole.iter().zip(rounded).all(|(whole, rounded)| (whole - rounded).abs() <= whole.abs() / 256.0));
+        }
+        assert_eq!(state, optimizer.save(), "all other state is that of f32");
+    }
+}
+
+#[test]
+fn random_rounding_follows_from_the_seed_and_has_the_mean_of_f32() {
+    let kind = OptimizerKind::AdamW8bit;
+    let run = |seed| steps_in_bf16(TrainedWeights::Bf16Stochastic, kind, seed);
+    let floats = |parameters: &[Parameter<Flex>]| -> Vec<Vec<f32>> {
+        parameters.iter().map(|parameter| parameter.value.to_data().convert::<f32>().to_vec().unwrap()).collect()
+    };
+    let (first, state) = run(7);
+    let (same, other) = (run(7), run(8));
+    assert!(floats(&same.0) == floats(&first) && same.1 == state, "also where it is paged");
+    assert!(floats(&other.0) != floats(&first) && !state.keys().any(|name| name.ends_with("low_bits")));
+    let mut uninterrupted = in_bf16(large_parameters());
+    let config = OptimizerConfig { weights: TrainedWeights::Bf16Stochastic, ..config(kind, Some(1.0)) };
+    take_steps(&mut Optimizer::new(config).with_seed(7), &mut uninterrupted, 0..5);
+    assert!(floats(&uninterrupted) == floats(&first));
+    // Each of two ranks updates its share, to the same bits.
+    for owned in ["first", "second"] {
+        let mut parameters = in_bf16(large_parameters());
+        let mut part = Optimizer::new(config).with_seed(7).owning([owned.into()]);
+        take_steps(&mut part, &mut parameters, 0..5);
+        let place = parameters.iter().position(|parameter| parameter.name.as_ref() == owned).unwrap();
+        assert!(floats(&parameters)[place] == floats(&first)[place], "{owned}");
+    }
+    let mut expected = in_bf16(large_parameters());
+    expected = expected.into_iter().map(|parameter| parameter.in_format(DType::F32)).collect();
+    take_steps(&mut Optimizer::new(config), &mut expected, 0..5);
+    let mean = |values: &[f32]| values.iter().copied().map(f64::from).sum::<f64>() / values.len() as f64;
+    let differences = floats(&first).into_iter().zip(floats(&expected));
+    let of_matrix: Vec<f32> = differences.flat_map(|(a, b)| a.into_iter().zip(b).map(|(a, b)| a - b)).collect();
+    // Some 300,000 values, each off by up to five rounding steps of at most 1/256, at random.
+    assert!(mean(&of_matrix).abs() < 3e-5, "{}", mean(&of_matrix));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
 use firebrick_kernels::{BaseStorage, DividedBytes, GemmFormat, Recompute, Storage, TrainingShape};
-use firebrick_optim::OptimizerConfig;
+use firebrick_optim::{OptimizerConfig, TrainedWeights};
 use firebrick_parallel::owners;
 use firebrick_precision::FloatType;
 
@@ -118,6 +118,7 @@ pub(super) fn optimizer(config: &RunConfig) -> OptimizerConfig {
         beta2: train.adam_beta2,
         epsilon: train.adam_epsilon,
         weight_decay: train.weight_decay,
+        weights: TrainedWeights::default(),
         max_grad_norm: None,
     }
 }
