@@ -142,7 +142,7 @@ impl<B: Kernels> Decoder<B> {
         tensors
     }
 
-    /// Copies parameters to the host, by their names in files.
+    /// Copies parameters to the host in f32, by their names in files.
     pub(crate) fn host_tensors(&self, parameters: Vec<&Parameter<B>>) -> BTreeMap<String, TensorF32> {
         let parts = self.stored_parts();
         let read = parameters.into_iter().map(|parameter| {
@@ -150,7 +150,7 @@ impl<B: Kernels> Decoder<B> {
             (name.to_string(), shape.clone(), value.to_data())
         });
         let stored = convert_while_reading(read, |(name, shape, data)| {
-            let values = data.into_vec::<f32>().expect("parameters are f32");
+            let values = data.convert::<f32>().into_vec::<f32>().expect("just converted to f32");
             parts.divided(name, TensorF32 { shape, values })
         });
         stored.into_iter().flatten().collect()

@@ -16,7 +16,7 @@ use firebrick_arch::{ModelConfig, ModelSpec, rope};
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{
     Contributions, CrossEntropy, CrossEntropyOptions, Documents, GradientSink, Hint, Keep, Kernels, LossTargets,
-    Parameter, RotaryTables, Weight, loss,
+    Parameter, RotaryTables, Weight, WeightGradient, loss,
 };
 
 use crate::division::{Blocks, Division};
@@ -332,8 +332,11 @@ impl<B: Kernels> Decoder<B> {
         }
         if let Some(table) = self.embed_tokens.trained() {
             let (scale, rows) = (self.embedding_scale(), self.config.spec.vocab_size);
-            let gradient = B::embed_backward(ids_n, dx_nd, scale, rows, false);
-            add_matrix(table, gradient, false, sink);
+            let (gradient, lent) = match weight_gradient(Some(table), sink) {
+                (WeightGradient::AddTo(sum_vd), lent) => (B::add_embed_backward(sum_vd, ids_n, dx_nd, scale), lent),
+                (_, lent) => (B::embed_backward(ids_n, dx_nd, scale, rows, false), lent),
+            };
+            add_matrix(table, gradient, lent, sink);
         } else if let Some((rows, slots_n)) = self.embed_rows.as_ref().zip(slots_n) {
             let gradient = rows.embedding_gradient(slots_n, dx_nd, self.embedding_scale());
             add_matrix(&rows.parameter, gradient, false, sink);

@@ -51,6 +51,12 @@ impl<B: Kernels> ReducingSink<B> {
         Self { flat, ..Self::new(ranks, contributions) }
     }
 
+    /// Sums the gradients of parameters in bf16 in bf16 too, if `are_bf16`, on this rank and over ranks.
+    #[must_use]
+    pub fn with_bf16_sums(self, are_bf16: bool) -> Self {
+        Self { local: GradientMap::with_bf16_sums(are_bf16), ..self }
+    }
+
     /// Creates a sink for one step that sums gradients once `bucket_bytes` bytes of them are complete.
     pub fn with_bucket_bytes(ranks: &Ranks, contributions: Contributions, bucket_bytes: usize) -> Self {
         Self {
@@ -95,7 +101,7 @@ impl<B: Kernels> ReducingSink<B> {
             return;
         }
         let gradient = self.local.remove(&parameter.name).expect("the contribution was just added");
-        self.bytes += parameter.elements() * size_of::<f32>();
+        self.bytes += parameter.elements() * gradient.dtype().size();
         self.bucket.push((parameter.name.clone(), gradient));
         if self.bytes >= self.capacity {
             self.reduce_bucket();

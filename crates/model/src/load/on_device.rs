@@ -7,7 +7,9 @@ use firebrick_arch::{
     GroupSpec, LoraConfig, ModuleSpec, PieceSpec, Role, TensorSpec, lora_tensor_names, magnitude_tensor_name,
 };
 use firebrick_kernels::{BlockScales, Kernels, MatrixScales, Parameter, QuantizedWeight, Weight, matrix_scales};
-use firebrick_precision::{BlockScales as HostBlockScales, Format, HostScales, QuantFormat, QuantizedTensor};
+use firebrick_precision::{
+    BlockScales as HostBlockScales, FloatType, Format, HostScales, QuantFormat, QuantizedTensor,
+};
 use rand::Rng;
 
 use super::synthetic::stream;
@@ -126,7 +128,7 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         let tensor = &weight.tensor;
         if self.formats().trains(&tensor.name) {
             let (name, shape, role) = (self.options.saved_name(&tensor.name).into(), tensor.shape.clone(), tensor.role);
-            let value = Tensor::zeros([1], (self.device, DType::F32));
+            let value = Tensor::zeros([1], (self.device, self.trained_dtype(role)));
             return Ok(Base::Trained(Parameter { name, shape, role, value }));
         }
         let Some(format) = self.format_of(tensor) else {
@@ -203,9 +205,17 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
 
     pub(super) fn parameter(&self, tensor: &TensorSpec, values: Values<'_>) -> Result<Parameter<B>, ModelError> {
         let elements = tensor.elements();
-        let value = self.upload([1, elements], values, DType::F32)?.reshape([elements]);
+        let value = self.upload([1, elements], values, self.trained_dtype(tensor.role))?.reshape([elements]);
         let (name, shape, role) = (self.options.saved_name(&tensor.name).into(), tensor.shape.clone(), tensor.role);
         Ok(Parameter { name, shape, role, value })
+    }
+
+    /// Returns the format of a parameter with this role.
+    fn trained_dtype(&self, role: Role) -> DType {
+        match self.options.storage.trained_format(role) {
+            FloatType::Bf16 => DType::BF16,
+            FloatType::F16 | FloatType::F32 => DType::F32,
+        }
     }
 
     /// Starts a pair. Each matrix of a stack has its own random stream, so it starts as it would by itself; a parameter of experts has one.

@@ -59,7 +59,7 @@ impl<B: Kernels> Decoder<B> {
                     slices(stack, &[(index * elements, elements)]).remove(0)
                 }
             };
-            Ok(Fetched::Values(value.into_data().to_vec::<f32>().expect("parameters are f32")))
+            Ok(Fetched::Values(value.into_data().convert::<f32>().into_vec().expect("just converted to f32")))
         })
     }
 
@@ -104,7 +104,8 @@ impl<B: Kernels> Decoder<B> {
             if division.communicator.rank() == 0 {
                 for linear in layer.linears() {
                     let Some(parameter) = linear.base.trained() else { continue };
-                    let values = parameter.value.to_data().to_vec::<f32>().expect("parameters are f32");
+                    let values = parameter.value.to_data().convert::<f32>();
+                    let values = values.into_vec::<f32>().expect("just converted to f32");
                     let names = linear.stored_names(parameter).unwrap_or_else(|| vec![parameter.name.to_string()]);
                     let each = values.len() / names.len();
                     let parts = values.chunks(each).map(<[f32]>::to_vec);
@@ -115,7 +116,8 @@ impl<B: Kernels> Decoder<B> {
         collected
     }
 
-    /// Reads the values of every trained parameter on this rank from a folder that [`Decoder::save_model`] wrote in f32.
+    /// Reads the values of every trained parameter on this rank from a folder that [`Decoder::save_model`] wrote in f32, which holds those in bf16
+    /// unchanged.
     ///
     /// # Errors
     /// A folder that lacks a parameter or holds it in another shape.
@@ -137,8 +139,9 @@ impl<B: Kernels> Decoder<B> {
                     values
                 }
             };
-            let name = parameter.name.clone();
-            *parameter = Parameter::from_host(name, &parameter.shape, parameter.role, values, &device);
+            let (name, dtype) = (parameter.name.clone(), parameter.value.dtype());
+            let read = Parameter::from_host(name, &parameter.shape, parameter.role, values, &device);
+            *parameter = read.in_format(dtype);
         }
         Ok(())
     }
