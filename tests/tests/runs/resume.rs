@@ -18,7 +18,7 @@ use serde_json::Value;
 use tempfile::tempdir;
 
 /// Changes of the recipe that give another kind of state to save. Rank 64 gives matrices of 4,096 elements, the minimum for 8-bit moments.
-const KINDS: [&[&str]; 13] = [
+const KINDS: [&[&str]; 15] = [
     &[],
     &["lora.r=64", "train.optimizer=adamw_8bit"],
     &["base=nvfp4"],
@@ -39,6 +39,8 @@ const KINDS: [&[&str]; 13] = [
     &["lora.init_lora_weights=pissa"],
     &["lora.init_lora_weights=pissa_niter_2", "bnb_4bit=", "lora.use_rslora=true", "lora.rank_pattern={down_proj=2}"],
     &["bnb_4bit=", "lora=", "mode=full", "data.new_tokens=['th', 'a ', 'in']"],
+    &["bnb_4bit=", "lora=", "mode=full", "train.weights=bfloat16_exact", "train.optimizer=adamw_8bit"],
+    &["bnb_4bit=", "lora=", "mode=full", "train.weights=bfloat16_stochastic", "train.gradients=bfloat16"],
 ];
 
 /// Builds a recipe with evaluations in between, which must not disturb the training, and a checkpoint of each step: steps go on while it is written,

@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 use std::str::FromStr;
 
 use firebrick_kernels::{BackendKind, Recompute};
+use firebrick_precision::FloatType;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{DeserializeOwned, Error as DeError, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -138,6 +139,25 @@ impl Choice for Recompute {
     }
 }
 
+const SUMS: [&str; 3] = [AUTO, FloatType::F32.name(), FloatType::Bf16.name()];
+
+/// The format of sums: `train.gradients`.
+impl Choice for FloatType {
+    const DEFINITION: &'static str = "GradientSums";
+    const EXPECTED: &'static str = "a string";
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "enum": SUMS })
+    }
+
+    fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E> {
+        match written {
+            Unexpected::Str(name) if !SUMS.contains(&name) => Err(E::unknown_variant(name, &SUMS)),
+            written => named(written, &SUMS),
+        }
+    }
+}
+
 /// Reads one of several names.
 fn named<T: Choice + DeserializeOwned, E: DeError>(
     written: Unexpected<'_>,
@@ -245,6 +265,7 @@ mod tests {
         check(&[0.0, 2.5], &[("\"all\"", "\"auto\" or a number of GiB"), ("-1", "0 GiB or more")]);
         assert_eq!(serde_json::from_str::<Auto<f64>>("3").unwrap(), Auto::Given(3.0));
         check(&BackendKind::ALL, &[("\"tpu\"", "`candle`, `flex`"), ("1", "a string")]);
+        check(&[FloatType::F32, FloatType::Bf16], &[("\"float16\"", "`auto`, `float32`, `bfloat16`")]);
         let policies = [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None];
         check(&policies, &[("\"some\"", "`auto`, `full`, `projections`, `selective`, `none`")]);
     }

@@ -1,7 +1,8 @@
 //! `[train]`: the training step and the number of steps.
 
 use firebrick_kernels::Recompute;
-use firebrick_optim::{OptimizerKind, ScheduleKind};
+use firebrick_optim::{OptimizerKind, ScheduleKind, TrainedWeights};
+use firebrick_precision::FloatType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,7 @@ use crate::config::section::{
 };
 use crate::config::weights::Mode;
 use crate::config::zero_stage::ZeroStage;
-use crate::config::{Init, RunConfig};
+use crate::config::{Init, RunConfig, to_name};
 
 const MICRO_BATCHES: u64 = 1 << 20;
 const MICRO_BATCH_TOKENS: u64 = 1 << 32;
@@ -53,6 +54,15 @@ section! {
         /// With "paged_adamw_8bit" on CUDA: GiB of optimizer state that stay on the device; the rest waits in pinned host memory and
         /// is copied there and back in each step. "auto": as much as fits. Other backends page nothing. Default "auto".
         optimizer_device_gib: Auto<f64> = Auto::Auto;
+        /// Where every weight trains, how matrices are stored: "float32", or in half the memory, which GEMMs read as it is. "bfloat16_exact"
+        /// keeps the other 16 bits of each weight in the optimizer's state, paged with it, so that updates are those of float32;
+        /// "bfloat16_stochastic" keeps nothing more, and rounds each update up or down at random. Norms, biases and routers stay in float32, and
+        /// a model that is stored in float32 is rounded once at the start. Default "float32".
+        weights: TrainedWeights = TrainedWeights::Float32;
+        /// With `weights` in bfloat16, the format in which the gradients of their matrices are summed: "float32", or "bfloat16" in half the
+        /// memory, rounded to the nearest in each micro-batch. "auto": float32 where it fits and layers then save as much for their backward;
+        /// a resumed run goes on with what was decided. Default "auto".
+        gradients: Auto<FloatType> = Auto::Auto;
         /// On CUDA with a quantized base: GiB of weights that stay on the device as GEMMs read them (in the compute format, or in 8 bits with
         /// compute = "fp8") instead of being written again in every pass; all of them take two bytes per parameter of the layers'
         /// projections. A number, or "auto": what fits. Default "auto".
@@ -233,6 +243,7 @@ impl RunConfig {
 /// Returns the rules about several keys.
 pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let (train, peak, stage) = (&config.train, config.learning_rate(), config.train.zero_stage);
+    let weights = train.weights;
     let warmup_fits = train.warmup_steps.zip(train.steps).is_none_or(|(warmup, steps)| warmup <= steps);
     let (warmup, steps) = (train.warmup_steps.unwrap_or(0), train.steps.unwrap_or(0));
     let recompute_agrees = train
@@ -253,6 +264,15 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         "train.micro_batch_size": train.micro_batch_size != Auto::Auto || train.rows_per_step.is_some(),
             "is \"auto\", and nothing says how many rows there are per step" =>
             "write train.rows_per_step, such as 64, or a number of rows";
+        "train.weights": weights == TrainedWeights::Float32 || config.mode() == Mode::Full,
+            format!("is \"{}\", and only where every weight trains are weights stored so", to_name(&weights)) =>
+            "remove this key: adapters are small, and train in float32";
+        "train.weights": weights == TrainedWeights::Float32 || config.compute() != Compute::Plain(FloatType::F16),
+            format!("is \"{}\", and compute = \"float16\" reads no bfloat16", to_name(&weights)) =>
+            "write compute = \"bfloat16\" or \"fp8\"";
+        "train.gradients": train.gradients != Auto::Given(FloatType::Bf16) || weights != TrainedWeights::Float32,
+            "is \"bfloat16\", and gradients of weights in float32 are summed in float32" =>
+            "write train.weights = \"bfloat16_exact\" or \"bfloat16_stochastic\" too, or remove this key";
         "train.zero_stage": stage.exists(),
             format!("is {stage}, and ZeRO has stages 0 to 3") =>
             "write 1 (divides the optimizer's state), 2 (gradients too), 3 (weights too), or 0";

@@ -35,7 +35,7 @@ pub(super) fn storage(config: &RunConfig, compute: FloatType) -> BaseStorage {
     match (config.quantized_base(), &config.lora) {
         (Some(format), _) => BaseStorage::Frozen(Format::Quantized(format)),
         (None, Some(_)) => BaseStorage::Frozen(Format::Float(compute)),
-        (None, None) => BaseStorage::Trained,
+        (None, None) => config.train.weights.storage(),
     }
 }
 

@@ -11,7 +11,9 @@ use crate::plan::backend::{activations, choose_backend};
 use crate::plan::inputs::PlanRequest;
 use crate::plan::micro_batch::Rows;
 use crate::plan::wish::{Wish, bytes};
-use crate::plan::{Chosen, Made, adapter, answers, disk, fit, forecast, memory_choices, schedule, shapes};
+use crate::plan::{
+    Chosen, Made, adapter, answers, disk, fit, forecast, memory_choices, schedule, shapes, trained_weights,
+};
 
 impl<'a> Made<'a> {
     /// Decides everything about a run whose steps have these rows.
@@ -30,7 +32,9 @@ impl<'a> Made<'a> {
         let case = fit::Case { profile, backend: backend_kind, spec, may_offload, ranks: world_size, limit, room };
         let compute = activations(config.compute(), backend.value, case.hardware())?;
         let trained = shapes::trained_tensors(spec, wish.lora.as_ref())?;
-        let (basis, gemms) = shapes::Basis::new(wish, &case, compute.value, &trained, rows.micro_batch_size.value)?;
+        trained_weights::check(config, spec, backend.value, compute.value)?;
+        let (mut basis, gemms) = shapes::Basis::new(wish, &case, compute.value, &trained, rows.micro_batch_size.value)?;
+        let gradients = trained_weights::gradients(&case, &mut basis, &trained);
         let base = adapter::base(config, spec, basis.base)?;
         let router_aux_loss = router_aux_loss(config, model)?;
         let (memory, training) = memory_choices::decide(&case, &basis);
@@ -65,6 +69,7 @@ impl<'a> Made<'a> {
             compute,
             gemms,
             base,
+            gradients,
             router_aux_loss,
             memory,
             steps,

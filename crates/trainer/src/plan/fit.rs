@@ -244,6 +244,11 @@ fn other_runs(case: &Case<'_>, training: &TrainingShape) -> String {
     if case.ranks == 1 && case.backend == BackendKind::Cuda {
         advice.push("several ranks divide the model with train.zero_stage = 3");
     }
+    if training.base == BaseStorage::Trained && case.backend == BackendKind::Cuda {
+        advice.push(
+            "train.weights = \"bfloat16_exact\" with train.gradients = \"bfloat16\" stores both in half the memory",
+        );
+    }
     match (&training.lora, training.base) {
         (None, _) => advice.push("[lora] trains adapters alone, and [bnb_4bit] keeps their base in 4 bits"),
         (_, BaseStorage::Frozen(Format::Quantized(_))) => {}

@@ -7,6 +7,7 @@ use firebrick_data::PackedDataset;
 use firebrick_hwprofile::human::grouped;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::Recompute;
+use firebrick_precision::FloatType;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{GrpoSection, RunConfig};
@@ -148,6 +149,9 @@ pub struct DecidedMemory {
     pub kept_weights_bytes: Option<u64>,
     /// Rows of a micro-batch.
     pub micro_batch_size: usize,
+    /// Format of the sums of gradients of parameters in bf16; `None` if there are no such parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gradients: Option<FloatType>,
 }
 
 /// Returns the maximum number of documents in a row, the padding at its end included.

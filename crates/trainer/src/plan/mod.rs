@@ -29,6 +29,7 @@ mod micro_batch;
 mod paging;
 mod schedule;
 mod shapes;
+mod trained_weights;
 mod values;
 mod warnings;
 mod wish;
@@ -40,7 +41,7 @@ use firebrick_arch::{LoraConfig, TensorSpec};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
 use firebrick_kernels::{BackendKind, BaseStorage, GemmAlgorithms, GemmFormat, Recompute, TrainingShape};
-use firebrick_optim::{OptimizerKind, ScheduleKind};
+use firebrick_optim::{OptimizerKind, ScheduleKind, TrainedWeights};
 use firebrick_precision::FloatType;
 use serde::Serialize;
 
@@ -83,6 +84,8 @@ struct Made<'a> {
     compute: Chosen<FloatType>,
     gemms: Chosen<GemmFormat>,
     base: Chosen<BaseStorage>,
+    /// Format of the sums of gradients of parameters in bf16; `None` if there are none.
+    gradients: Option<Chosen<FloatType>>,
     router_aux_loss: Option<Chosen<f64>>,
     /// What depends on how much memory is left.
     memory: memory_choices::MemoryChoices,
@@ -150,6 +153,12 @@ plan! {
     /// Which part of the checkpoint is the model; none where it is the whole.
     text_model: Option<Chosen<&'static str>> = decide::text_model(made.wish.model), shown "trained part" as plain;
     base: Chosen<BaseStorage> = made.base.clone(), shown "base" as plain, identifies "base";
+    /// How matrices are stored where every weight trains; none where that is in float32.
+    trained_weights: Option<Chosen<TrainedWeights>> = trained_weights::weights(made.wish.recipe),
+        shown "trained weights" as plain, identifies "train.weights";
+    /// Format in which gradients of matrices in bfloat16 are summed; none where there are no such matrices.
+    gradient_sums: Option<Chosen<FloatType>> = made.gradients.clone(),
+        shown "sums of gradients" as plain, may change "train.gradients";
     trained_parameters: Chosen<u64> = adapter::trained_parameters(made), shown "trained parameters" as plain;
     /// Modules that targets of the adapter name and some layers do not have; none where all have them.
     skipped_modules: Option<Chosen<Vec<String>>> = adapter::skipped_modules(made.wish),
@@ -340,6 +349,7 @@ impl Plan {
             offload: self.offload.value,
             kept_weights_bytes,
             micro_batch_size: self.micro_batch_size.value,
+            gradients: self.gradient_sums.as_ref().map(|sums| sums.value),
         }
     }
 }

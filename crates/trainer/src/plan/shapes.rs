@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
 use firebrick_kernels::{BaseStorage, DividedBytes, GemmFormat, Recompute, Storage, TrainingShape};
-use firebrick_optim::{OptimizerConfig, TrainedWeights};
+use firebrick_optim::OptimizerConfig;
 use firebrick_parallel::owners;
 use firebrick_precision::FloatType;
 
@@ -49,6 +49,8 @@ pub(super) struct Basis<'a> {
     pub(super) compute: FloatType,
     pub(super) dense: BTreeSet<String>,
     divided: DividedBytes,
+    /// Format of the sums of gradients of parameters in bf16.
+    gradients: FloatType,
     micro_batch_size: usize,
 }
 
@@ -75,7 +77,16 @@ impl<'a> Basis<'a> {
         let tokens = (micro_batch_size * wish.data.row_len) as u64;
         let gemms = fp8::gemms(wish, case, tokens, divided.weights_elsewhere > 0)?;
         let format = gemms.value;
-        Ok((Self { wish, base, gemms: format, stated, compute, dense, divided, micro_batch_size }, gemms))
+        let gradients = FloatType::F32;
+        Ok((Self { wish, base, gemms: format, stated, compute, dense, divided, gradients, micro_batch_size }, gemms))
+    }
+
+    /// Sums the gradients of parameters in bf16 in this format. `trained`: the tensors that train.
+    pub(super) fn sum_in(&mut self, sums: FloatType, trained: &[TensorSpec]) {
+        let (config, spec, ranks) = (self.wish.recipe, &self.wish.model.spec, self.wish.world_size);
+        let storage = Storage { base: self.base, lora: None, compute: self.compute, dense: &self.dense };
+        self.divided = divided::divided_bytes(config.train.zero_stage, ranks, spec, storage, sums, trained);
+        self.gradients = sums;
     }
 
     /// Returns how the model is trained when layers save and offload this, with all optimizer state on the device and no converted weights kept.
@@ -89,7 +100,7 @@ impl<'a> Basis<'a> {
             gemms: self.gemms,
             shared_bytes: case.shared_bytes(),
             has_wgmma: case.has_wgmma(),
-            gradients: FloatType::F32,
+            gradients: self.gradients,
             kept_bytes: [0; 2],
             optimizer_bytes: optimizer(config).state_bytes(&self.stated),
             paged_bytes: 0,
@@ -118,7 +129,7 @@ pub(super) fn optimizer(config: &RunConfig) -> OptimizerConfig {
         beta2: train.adam_beta2,
         epsilon: train.adam_epsilon,
         weight_decay: train.weight_decay,
-        weights: TrainedWeights::default(),
+        weights: train.weights,
         max_grad_norm: None,
     }
 }

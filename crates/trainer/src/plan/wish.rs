@@ -5,6 +5,7 @@
 
 use firebrick_arch::{ArchError, LoraConfig, ModelConfig};
 use firebrick_kernels::Recompute;
+use firebrick_precision::FloatType;
 
 use crate::config::{Auto, RunConfig};
 use crate::error::RunError;
@@ -28,6 +29,8 @@ pub(super) struct Wish<'a> {
     pub(super) offload: Option<bool>,
     pub(super) kept_weights_bytes: Auto<u64>,
     pub(super) micro_batch_size: Auto<usize>,
+    /// Format of the sums of gradients of parameters in bf16; `None`: the plan decides.
+    pub(super) gradients: Option<FloatType>,
 }
 
 impl<'a> Wish<'a> {
@@ -51,6 +54,7 @@ impl<'a> Wish<'a> {
                 .or(memory.filter(|memory| memory.recompute.may_offload()).map(|memory| memory.offload)),
             kept_weights_bytes: kept.or(memory.and_then(|memory| memory.kept_weights_bytes)).into(),
             micro_batch_size: train.micro_batch_size.given().or(rows).into(),
+            gradients: train.gradients.given().or(decided.and_then(|decided| decided.gradients)),
         })
     }
 
@@ -89,6 +93,7 @@ mod tests {
             offload: true,
             kept_weights_bytes: Some((5 << 30) + 1),
             micro_batch_size: 4,
+            gradients: None,
         };
         let resumed = |changes: &[&str]| {
             let example = Example::new(changes, 80, 512);

@@ -104,7 +104,7 @@ fn run_shape(plan: &Plan, spec: &ModelSpec) -> RunShape {
 
 /// Creates the optimizer of a plan, with the state of this rank's share of the parameters.
 fn optimizer<B: Kernels>(plan: &Plan, model: &Decoder<B>, ranks: &Ranks) -> Optimizer<B> {
-    let mut optimizer = Optimizer::new(plan.optimizer_config());
+    let mut optimizer = Optimizer::new(plan.optimizer_config()).with_seed(plan.seed.value);
     if let Some(ratio) = &plan.loraplus_lr_ratio {
         optimizer = optimizer.with_loraplus(ratio.value);
     }

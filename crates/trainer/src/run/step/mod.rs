@@ -1,7 +1,7 @@
 //! One optimizer step, from host batches to updated parameters. Nothing here waits for this step's own work.
 //!
 //! The loss is the sum over all loss tokens of the step divided by their number, over every micro-batch and every rank, so 8 rows at once and 8 rows
-//! one by one give the same update. Gradients are summed in f32, reduced over ranks during the last micro-batch, clipped to a global norm, and passed
+//! one by one give the same update. Gradients are summed in f32 (or bf16), reduced over ranks during the last micro-batch, clipped to a global norm, and passed
 //! to the optimizer. In float16 the loss is multiplied by a dynamic scale. Each micro-batch has its own loss that balances experts; a step takes
 //! their mean.
 //! Trade-off: the number of loss tokens is agreed on before the first forward pass, which costs one small reduction.
@@ -23,6 +23,7 @@ use firebrick_kernels::{DeviceTime, GradientMap, GradientSink, Kernels, PAIR_NUM
 use firebrick_model::{Decoder, DropoutMasks, LossOptions, MicroBatch, PassOptions};
 use firebrick_optim::{Optimizer, Schedule, StepReport, squared_norm};
 use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, ShardingSink};
+use firebrick_precision::FloatType;
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::preference::{PairObjective, StepCounts};
@@ -59,6 +60,8 @@ pub struct StepSettings {
     pub dropout_seed: Option<u64>,
     /// Rows of logits at a time.
     pub loss_chunk_tokens: usize,
+    /// Whether the gradients of parameters in bf16 are summed in bf16.
+    pub has_bf16_sums: bool,
     /// The objective for pairs of answers; `None`: the cross entropy of single documents.
     pub pairs: Option<PairObjective>,
     /// Whether the loss is summed without the loss scale, as one that the host computes.
@@ -79,6 +82,7 @@ impl StepSettings {
             pass: PassOptions { recompute, offload, adapters: true, dropout: None },
             dropout_seed: plan.adapter_dropout.as_ref().map(|_| plan.seed.value),
             loss_chunk_tokens: plan.loss_chunk_tokens.value,
+            has_bf16_sums: plan.training.gradients == FloatType::Bf16,
             pairs: PairObjective::planned(plan),
             is_scaled_apart: plan.grpo.is_some(),
             router_aux_loss: plan.router_aux_loss.as_ref().map(|weight| weight.value),
@@ -126,12 +130,14 @@ impl<B: Kernels> Trainer<B> {
         let owners = self.owners();
         let (loss_sum, gradients) = if self.divides_gradients() {
             let contributions = self.model.contributions();
-            let mut sink = ShardingSink::<B>::new(&self.ranks, owners.clone(), contributions, BUCKET_BYTES);
+            let sink = ShardingSink::<B>::new(&self.ranks, owners.clone(), contributions, BUCKET_BYTES);
+            let mut sink = sink.with_bf16_sums(self.settings.has_bf16_sums);
             let loss_sum = passes(self, &mut sink)?;
             (loss_sum, sink.finish()?)
         } else {
             let (parameters, contributions) = (self.model.parameters(), self.model.contributions());
-            let mut sink = ReducingSink::for_parameters(&self.ranks, contributions, &parameters);
+            let sink = ReducingSink::for_parameters(&self.ranks, contributions, &parameters);
+            let mut sink = sink.with_bf16_sums(self.settings.has_bf16_sums);
             let loss_sum = passes(self, &mut sink)?;
             (loss_sum, sink.finish()?)
         };
