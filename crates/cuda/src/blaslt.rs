@@ -37,6 +37,8 @@ use tune::{Choice, Choices};
 struct Plans {
     by_key: HashMap<Key, Choice>,
     choices: Choices,
+    /// Whether parts of a sum are only added in a step of their own.
+    in_order: bool,
 }
 
 /// cuBLASLt on one device, with a workspace and the plans built so far.
@@ -63,13 +65,23 @@ impl BlasLt {
         let symbols = Symbols::load(context.driver())?;
         let handle = Handle::new(symbols, context, capability)?;
         let workspace = DeviceBuffer::new(context, workspace_bytes)?;
-        let plans = Plans { by_key: HashMap::new(), choices: Choices::new(symbols, &device, workspace_bytes) };
+        let choices = Choices::new(symbols, &device, workspace_bytes);
+        let plans = Plans { by_key: HashMap::new(), choices, in_order: false };
         Ok(Self { plans: Mutex::new(plans), handle, workspace })
+    }
+
+    /// Sets whether the parts of a divided sum may only be added in a step of their own, whose order follows from the shape, from now on. Otherwise
+    /// blocks may add them to an output in f32 as they end.
+    pub fn add_in_order(&self, in_order: bool) {
+        let plans = &mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut plans.in_order, in_order) != in_order {
+            plans.by_key.clear();
+        }
     }
 
     /// Chooses the source of the algorithms of large GEMMs, from now on; at first it is [`Measuring::Off`].
     pub fn choose(&self, measuring: Measuring) {
-        let Plans { by_key, choices } = &mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let Plans { by_key, choices, .. } = &mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         if choices.measuring != measuring {
             choices.measuring = measuring;
             by_key.clear();
@@ -122,7 +134,7 @@ impl BlasLt {
         let key = Key { matmul: *matmul, alignment: Alignment::of(&call.pointers) };
         // Locked while a plan is built, so that two threads do not build it twice. A panic leaves the map intact.
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let Plans { by_key, choices } = &mut *plans;
+        let Plans { by_key, choices, in_order } = &mut *plans;
         let choice = match by_key.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
@@ -130,7 +142,7 @@ impl BlasLt {
                 matmul.check_device(self.handle.capability)?;
                 let make = || {
                     // SAFETY: the handle lives as long as `self`, and `with_current` makes its context current.
-                    unsafe { Plan::new(self.handle.symbols, self.handle.handle, &key, self.workspace()) }
+                    unsafe { Plan::new(self.handle.symbols, self.handle.handle, &key, self.workspace(), *in_order) }
                 };
                 let (plan, proposed) = self.handle.context.with_current(make)?;
                 new.insert(choices.first(&key, plan, proposed))

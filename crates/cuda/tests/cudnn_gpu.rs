@@ -22,19 +22,20 @@ fn attention_equals_the_plain_computation() {
     let card = device.context.driver().device(0).expect("device 0");
     println!("cuDNN {:?} on {card:?}", cudnn.version());
     // Hopper with a recent cuDNN supports all cases; other GPUs lack some, such as wide heads, and older versions packed
-    // documents.
+    // documents. No version has to have kernels that add in a fixed order.
     let is_complete = card.compute_capability.0 == 9 && cudnn.version() >= (9, 18, 0);
     let (cases, mut failed) = (cases::all(), Vec::new());
     cases.iter().for_each(|case| cudnn.begin(&case.shape, &case.shape));
     for case in &cases {
+        let may_lack = !is_complete || case.shape.in_order;
         match check::check(&device, &cudnn, case) {
             Ok(report) => println!("PASS {}: {report}", case.name),
-            Err(report) if !is_complete && report.starts_with("cuDNN does not support") => {
+            Err(report) if may_lack && report.starts_with("cuDNN does not support") => {
                 println!("SKIP {}: {report}", case.name);
             }
             Err(report) => {
                 println!("FAIL {}: {report}", case.name);
-                failed.push(case.name);
+                failed.push(&*case.name);
             }
         }
     }

@@ -3,9 +3,11 @@
 //! Probabilities are recomputed from queries, keys and statistics. With `p` the probabilities and `g` the gradient of the output:
 //! `dv = p^T g`, `ds = p * (g v^T - rowsum(g * output))`, `dk = scale * ds^T q`, `dq = scale * ds k`. Row sums and an
 //! f32 accumulator of `dq`, to which blocks are added in any order, are in the workspace. With grouped heads, `dk` and `dv` of all query heads
-//! are computed first and then summed over each group.
+//! are computed first and then summed over each group. Where the order of sums is to be fixed (`AttentionShape::in_order`) there is no accumulator:
+//! cuDNN then takes kernels that keep `ds` in its workspace and multiply it with `k` afterwards, as for cudnn-frontend's deterministic algorithm before
+//! Blackwell.
 //!
-//! Trade-off: the accumulators make the workspace several times as large as the gradients.
+//! Trade-off: the accumulators make the workspace several times as large as the gradients; `ds` of long documents is larger still.
 
 use super::attention::{Attention, Side, Sizes};
 use super::graph::{Form, Graph, Node, Source};
@@ -72,7 +74,7 @@ pub(super) fn graph(symbols: Symbols, version: Version, shape: AttentionShape) -
         graph: attention.graph,
         workspace: workspace.0,
         lengths: lengths_at.map(|at| (at, shape.longest() as u32)),
-        cleared: version.needs_cleared_accumulator().then_some(accumulator),
+        cleared: accumulator.filter(|_| version.needs_cleared_accumulator()),
     })
 }
 
@@ -191,17 +193,21 @@ fn all_heads(
     attention.graph.inner(name, Form::new(attention.element(), whole, strides))
 }
 
-/// Computes `scores . key`. Returns the byte offset and size of the accumulator.
+/// Computes `scores . key`. Returns the byte offset and size of the accumulator; `None` if sums have a fixed order.
 fn query_side(
     attention: &mut Attention,
     scores: Node,
     key: Node,
     workspace: &mut Workspace,
-) -> Result<(usize, usize), CudaError> {
+) -> Result<Option<(usize, usize)>, CudaError> {
     let untransposed = Form { element: Data::Float, ..attention.graph.form(key).transposed() };
     let key = attention.graph.view("untransposed key", key, untransposed)?;
     let overrides = attention.overrides(Side::Query, Side::Width, Side::Key);
     let gradient = attention.buffer("query gradient", attention.sizes().query_heads, Source::QueryGradient)?;
+    if attention.shape.in_order {
+        attention.graph.matmul("query gradient", scores, key, gradient, overrides)?;
+        return Ok(None);
+    }
     let form = attention.graph.form(gradient);
     let (accumulator, count) = if accumulates_by_token(attention) {
         (Form { element: Data::Float, ..form }, whole_tiles(&attention.shape) * attention.shape.query_width())
@@ -216,7 +222,7 @@ fn query_side(
     let accumulator = attention.graph.device("accumulated query gradient", accumulator, Source::Workspace(at))?;
     attention.graph.matmul("accumulated query gradient", scores, key, accumulator, overrides)?;
     attention.graph.pointwise("query gradient", Pointwise::Identity, Data::Float, &[accumulator], gradient)?;
-    Ok((at, bytes))
+    Ok(Some((at, bytes)))
 }
 
 /// Returns whether accumulators of packed documents are laid out by token. This is known to be wrong for head widths

@@ -90,7 +90,7 @@ impl Cudnn {
     /// exists or is being built. The call that requests a plan reports its error.
     pub fn begin(&self, forward: &AttentionShape, backward: &AttentionShape) {
         let mut plans = self.lock_plans();
-        for key in [(Pass::Forward, *forward), (Pass::Backward, *backward)] {
+        for key in [(Pass::Forward, forward.without_gradients()), (Pass::Backward, *backward)] {
             if plans.contains_key(&key) {
                 continue;
             }
@@ -121,7 +121,7 @@ impl Cudnn {
     /// [`CudaError::CudnnUnsupported`] if cuDNN does not support this shape, [`CudaError::AttentionShape`] if the shape is
     /// invalid, or errors of cuDNN. The first two are cached; other errors may be temporary, and the next call tries again.
     pub fn forward_plan(&self, shape: &AttentionShape) -> Result<Arc<Plan>, CudaError> {
-        self.made((Pass::Forward, *shape))
+        self.made((Pass::Forward, shape.without_gradients()))
     }
 
     /// Returns the plan that computes the gradients of `shape`; the first call builds it.
@@ -250,7 +250,7 @@ mod tests {
         let layout = Layout::Uniform { documents: 1, length: 64 };
         let element = Element::Bf16;
         let (query_heads, key_value_heads, head_dim) = (2, 1, 64);
-        let shape = AttentionShape { element, layout, query_heads, key_value_heads, head_dim };
+        let shape = AttentionShape { element, layout, query_heads, key_value_heads, head_dim, in_order: false };
         (Pass::Forward, shape)
     }
 

@@ -47,6 +47,10 @@ pub struct AttentionShape {
     pub key_value_heads: usize,
     /// Width of a head; a multiple of 8.
     pub head_dim: usize,
+    /// Whether gradients are added in a fixed order, so that a call repeats bit by bit. Then there is no accumulator to which blocks add as they end;
+    /// instead the gradients of all scores are in cuDNN's workspace: documents x query heads x length² values of the element type. The forward
+    /// pass always repeats.
+    pub in_order: bool,
 }
 
 /// Forward or backward pass.
@@ -138,6 +142,11 @@ impl AttentionShape {
         (self.documents() + 1).next_multiple_of(INDEX_ALIGNMENT)
     }
 
+    /// Returns the part of the shape on which the forward plan depends.
+    pub(super) fn without_gradients(self) -> Self {
+        Self { in_order: false, ..self }
+    }
+
     /// Rejects shapes that are invalid for every version of cuDNN.
     pub(super) fn check(&self) -> Result<(), CudaError> {
         let (queries, keys, width) = (self.query_heads, self.key_value_heads, self.head_dim);
@@ -160,8 +169,9 @@ impl AttentionShape {
 
     /// Describes the call, for errors.
     pub(super) fn describe(&self, pass: Pass) -> String {
-        let Self { element, layout, query_heads, key_value_heads, head_dim, .. } = self;
-        format!("{pass:?} {element:?} {query_heads}/{key_value_heads} heads of {head_dim}, {layout:?}")
+        let Self { element, layout, query_heads, key_value_heads, head_dim, in_order } = self;
+        let order = if *in_order { ", in a fixed order" } else { "" };
+        format!("{pass:?} {element:?} {query_heads}/{key_value_heads} heads of {head_dim}, {layout:?}{order}")
     }
 }
 
@@ -176,7 +186,7 @@ mod tests {
     fn packed(documents: usize, longest: usize, tokens: usize) -> AttentionShape {
         let layout = Layout::Packed { documents, longest, tokens };
         let (query_heads, key_value_heads, head_dim) = (4, 2, 8);
-        AttentionShape { element: Element::Bf16, layout, query_heads, key_value_heads, head_dim }
+        AttentionShape { element: Element::Bf16, layout, query_heads, key_value_heads, head_dim, in_order: false }
     }
 
     #[test]

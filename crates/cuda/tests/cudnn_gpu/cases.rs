@@ -4,8 +4,9 @@
 
 use firebrick_cuda::cudnn::{AttentionShape, Element, Layout};
 
+#[derive(Clone)]
 pub(crate) struct Case {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) shape: AttentionShape,
     pub(crate) lengths: Vec<usize>,
 }
@@ -13,18 +14,19 @@ pub(crate) struct Case {
 /// Query heads, key and value heads, width of a head.
 type Heads = (usize, usize, usize);
 
-fn case(name: &'static str, layout: Layout, heads: Heads, lengths: &[usize]) -> Case {
+fn case(name: &str, layout: Layout, heads: Heads, lengths: &[usize]) -> Case {
     let (query_heads, key_value_heads, head_dim) = heads;
-    let shape = AttentionShape { element: Element::Bf16, layout, query_heads, key_value_heads, head_dim };
-    Case { name, shape, lengths: lengths.to_vec() }
+    let shape =
+        AttentionShape { element: Element::Bf16, layout, query_heads, key_value_heads, head_dim, in_order: false };
+    Case { name: name.to_owned(), shape, lengths: lengths.to_vec() }
 }
 
-fn uniform(name: &'static str, documents: usize, length: usize, heads: Heads) -> Case {
+fn uniform(name: &str, documents: usize, length: usize, heads: Heads) -> Case {
     case(name, Layout::Uniform { documents, length }, heads, &vec![length; documents])
 }
 
 /// Returns a case whose plan has room for more and longer documents than there are.
-fn packed(name: &'static str, lengths: &[usize], heads: Heads) -> Case {
+fn packed(name: &str, lengths: &[usize], heads: Heads) -> Case {
     let longest = lengths.iter().max().expect("a document").next_multiple_of(128);
     let tokens = lengths.iter().sum::<usize>() + SPARE;
     case(name, Layout::Packed { documents: (lengths.len() + 3).next_multiple_of(8), longest, tokens }, heads, lengths)
@@ -37,7 +39,7 @@ const WITH_ONES: [usize; 8] = [131, 1, 257, 64, 1, 3, 128, 77];
 const WITHOUT_ONES: [usize; 8] = [131, 2, 257, 64, 5, 3, 128, 77];
 const GROUPED: Heads = (8, 2, 128);
 
-/// Returns the kinds of calls in training, then packed documents in other arrangements.
+/// Returns the kinds of calls in training, then packed documents in other arrangements, and documents of one length with sums in a fixed order.
 pub(crate) fn all() -> Vec<Case> {
     let mut cases = vec![
         uniform("d64 mha", 2, 256, (4, 4, 64)),
@@ -67,7 +69,7 @@ pub(crate) fn all() -> Vec<Case> {
     let in_f16 = [uniform("f16 d128 gqa4", 2, 256, GROUPED), packed("packed f16 d128 gqa4", &WITH_ONES, GROUPED)];
     cases.extend(in_f16.map(|case| Case { shape: AttentionShape { element: Element::F16, ..case.shape }, ..case }));
     // Documents, tokens of the longest, and all tokens that the plan has room for.
-    let arrangements: [(&'static str, &[usize], [usize; 3]); 9] = [
+    let arrangements: [(&str, &[usize], [usize; 3]); 9] = [
         ("packed, no empty documents", &WITH_ONES, [8, 384, 699]),
         ("packed, eleven documents", &WITH_ONES, [11, 384, 699]),
         ("packed, longest as it is", &WITH_ONES, [16, 257, 699]),
@@ -81,5 +83,11 @@ pub(crate) fn all() -> Vec<Case> {
     for (name, lengths, [documents, longest, tokens]) in arrangements {
         cases.push(case(name, Layout::Packed { documents, longest, tokens }, GROUPED, lengths));
     }
+    let uniform: Vec<Case> = cases.iter().filter(|case| !case.shape.is_packed()).cloned().collect();
+    cases.extend(uniform.into_iter().map(|mut case| {
+        case.name = format!("in order {}", case.name);
+        case.shape.in_order = true;
+        case
+    }));
     cases
 }

@@ -1,6 +1,6 @@
 //! Runs one case and compares all of its results.
 
-use firebrick_cuda::cudnn::{AttentionShape, BackwardPointers, Element, ForwardPointers};
+use firebrick_cuda::cudnn::{AttentionShape, BackwardPointers, Element, ForwardPointers, Plan};
 use firebrick_cuda::{CudaError, Cudnn, DeviceBuffer};
 use firebrick_precision::difference::{is_within, largest_difference, relative_difference};
 
@@ -10,6 +10,8 @@ use crate::reference::{Problem, to_bits, value_of};
 
 /// A NaN in the 16-bit types, and half of one in f32, so that memory that was not written shows.
 const UNTOUCHED: u16 = 0xFFFF;
+/// Calls that are compared where sums have a fixed order.
+const REPEATS: usize = 10;
 
 /// Runs the case and reports its differences. Waits for the device after each pass, so that errors belong to it.
 pub(crate) fn check(device: &Device, cudnn: &Cudnn, case: &Case) -> Result<String, String> {
@@ -32,13 +34,38 @@ pub(crate) fn check(device: &Device, cudnn: &Cudnn, case: &Case) -> Result<Strin
     let [d_query, d_key, d_value] = &buffers.gradients;
     // Probabilities are rounded to 8 or 11 bits of mantissa between the two matmuls.
     let tolerance = if shape.element == Element::Bf16 { 1.2e-2 } else { 2e-3 };
-    compare(&[
+    let report = compare(&[
         ("o", &rows("o", &buffers.output)?, &expected.output, tolerance),
         ("lse", &statistics, &expected.statistics, 1e-4),
         ("dq", &rows("dq", d_query)?, &expected.query_gradient, tolerance),
         ("dk", &rows("dk", d_key)?, &expected.key_gradient, tolerance),
         ("dv", &rows("dv", d_value)?, &expected.value_gradient, tolerance),
-    ])
+    ])?;
+    if shape.in_order {
+        repeat(device, cudnn, &backward, &pointers, &buffers.gradients)?;
+    }
+    Ok(report)
+}
+
+/// Fails if gradients that were computed differ by a bit when they are computed again.
+fn repeat(
+    device: &Device,
+    cudnn: &Cudnn,
+    plan: &Plan,
+    pointers: &BackwardPointers,
+    gradients: &[DeviceBuffer; 3],
+) -> Result<(), String> {
+    let bits = || gradients.each_ref().map(|gradient| device.download::<u16>(gradient));
+    let first = bits();
+    for call in 2..=REPEATS {
+        // SAFETY: the pointers are those of an earlier call, to buffers that outlive the wait after this one.
+        let submitted = unsafe { cudnn.backward(&device.stream, plan, pointers) };
+        submitted.and_then(|()| device.stream.synchronize()).map_err(|error| format!("backward: {error}"))?;
+        if bits() != first {
+            return Err(format!("backward: the gradients of call {call} are not those of the first"));
+        }
+    }
+    Ok(())
 }
 
 /// The device memory of a case. Everything but the values of its documents is NaN.

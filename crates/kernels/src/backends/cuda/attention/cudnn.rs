@@ -91,6 +91,7 @@ impl Device {
             query_heads: sizes.query_heads,
             key_value_heads: sizes.key_value_heads,
             head_dim: sizes.head_dim,
+            in_order: false,
         })
     }
 
