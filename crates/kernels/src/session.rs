@@ -71,6 +71,9 @@ pub struct RunShape {
     pub pass_bytes: [u64; 2],
     /// Tokens of that largest pass.
     pub pass_tokens: usize,
+    /// Whether the same steps have the same bits in every run on this machine: sums have a fixed order, and no kernel is chosen by measured times,
+    /// which `gemm_algorithms` could ask for. Ignored where that always holds.
+    pub deterministic: bool,
     /// Count and bytes of tensors that passes will [offload](crate::MemoryOps::offload); their memory is allocated while other work runs.
     pub offloaded: Vec<[usize; 2]>,
 }

@@ -383,6 +383,7 @@ impl Case {
             evaluation: EvaluationShape::default(),
             divided: DividedBytes::default(),
             pairs: None,
+            deterministic: false,
         };
         for route in planned_routes(spec, &training) {
             assert!(ran.contains(&route), "{}: planned {route}\nran {ran:#?}", self.name());

@@ -76,6 +76,21 @@ fn run_interrupted_twice_equals_uninterrupted_run() {
 }
 
 #[test]
+fn run_that_is_to_repeat_is_the_same_as_any_other_on_a_cpu() {
+    let folders = [(); 2].map(|()| tempdir().unwrap());
+    for (folder, key) in folders.iter().zip(["train.deterministic=false", "train.deterministic=true"]) {
+        finish(recipe(folder.path(), &[key, "train.steps=2"]), NEW);
+    }
+    let [without, with] = folders.each_ref().map(|folder| tensors(&folder.path().join("run")));
+    assert!(!without.is_empty() && without == with);
+    let plan = fs::read_to_string(folders[1].path().join("run/plan.toml")).unwrap();
+    assert!(
+        plan.contains("[deterministic]\nvalue = true\nreason = \"the recipe: runs repeat on this backend anyway\""),
+        "{plan}"
+    );
+}
+
+#[test]
 fn run_of_a_checkpoint_with_a_vision_tower_or_in_fp8_resumes_like_any_other() {
     let full = ["bnb_4bit=", "lora=", "mode=full"];
     let cases = [

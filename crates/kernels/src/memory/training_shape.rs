@@ -77,6 +77,8 @@ pub struct TrainingShape {
     pub divided: DividedBytes,
     /// Additional passes for pairs of answers; `None`: documents are trained on one by one.
     pub pairs: Option<PairPasses>,
+    /// Whether sums have a fixed order ([`RunShape::deterministic`](crate::RunShape)).
+    pub deterministic: bool,
 }
 
 /// Additional passes of a step over pairs of answers, besides a second pass over the head.
@@ -312,6 +314,7 @@ pub(crate) mod tests {
             evaluation: EvaluationShape::default(),
             divided: DividedBytes::default(),
             pairs: None,
+            deterministic: false,
         }
     }
 

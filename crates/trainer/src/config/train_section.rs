@@ -71,6 +71,12 @@ section! {
         /// Choices are kept on disk for this card and library, and used whenever this is not false. Default: true where the run is
         /// planned to take ten minutes or more.
         tune_gemms: Option<bool> = None;
+        /// Whether two runs of a recipe on the same machine end with the same bytes, and a resumed run with those of one that was not interrupted.
+        /// On CUDA sums then have a fixed order, no kernel is chosen by its time, and what depends on memory is decided by what the machine has,
+        /// not by what is free. The plan says what that costs; attention to long packed documents most. Refused next to `tune_gemms = true`, and
+        /// on more than two ranks unless the environment fixes the order of NCCL's sums. CPUs repeat runs anyway. wgpu's kernels have a fixed order
+        /// of sums too, but no two runs were compared. Default false.
+        deterministic: bool = false;
         /// On several ranks, what is divided over them instead of being on each (ZeRO): 0 nothing, 1 the optimizer's state, 2 gradients too,
         /// 3 the weights of the layers too, frozen or trained, which then travel in every pass. Each rank updates its share of the parameters
         /// and gives it to the others. Default 0.
@@ -282,6 +288,9 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         "train.warmup_steps": warmup_fits,
             format!("{warmup} steps of warm-up are longer than the run of {steps}") =>
             "warm up for about 3 % of the steps";
+        "train.deterministic": !train.deterministic || train.tune_gemms != Some(true),
+            "is true, and train.tune_gemms = true chooses algorithms by their times" =>
+            "remove one of the two keys";
         "train.min_lr": train.min_lr <= peak,
             format!("is {:e}, above the highest rate, train.learning_rate = {peak:e}", train.min_lr) =>
             "write a rate such as a tenth of train.learning_rate";

@@ -12,7 +12,8 @@ use crate::plan::inputs::PlanRequest;
 use crate::plan::micro_batch::Rows;
 use crate::plan::wish::{Wish, bytes};
 use crate::plan::{
-    Chosen, Made, adapter, answers, disk, fit, forecast, memory_choices, schedule, shapes, trained_weights,
+    Chosen, Made, adapter, answers, deterministic, disk, fit, forecast, memory_choices, schedule, shapes,
+    trained_weights,
 };
 
 impl<'a> Made<'a> {
@@ -28,7 +29,7 @@ impl<'a> Made<'a> {
 
         let backend = choose_backend(config.backend, profile)?;
         let (limit, may_offload) = (config.train.device_memory_gib.map(bytes), wish.may_offload());
-        let (backend_kind, room) = (backend.value, fit::UsableMemory::Free);
+        let (backend_kind, room) = (backend.value, deterministic::room(config, backend.value));
         let case = fit::Case { profile, backend: backend_kind, spec, may_offload, ranks: world_size, limit, room };
         let compute = activations(config.compute(), backend.value, case.hardware())?;
         let trained = shapes::trained_tensors(spec, wish.lora.as_ref())?;

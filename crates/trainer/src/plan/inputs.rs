@@ -134,6 +134,7 @@ impl PlanRequest {
         let ranks = self.local_ranks.max(1);
         profile.cpu.logical_cores = (profile.cpu.logical_cores / ranks).max(1);
         profile.memory.available_bytes /= ranks as u64;
+        profile.memory.total_bytes /= ranks as u64;
         profile
     }
 }

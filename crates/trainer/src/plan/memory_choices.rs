@@ -48,7 +48,7 @@ pub(super) fn decide(case: &Case<'_>, basis: &Basis<'_>) -> (MemoryChoices, Trai
         let Candidate { choices, training, .. } = Candidate::new(case, basis, recompute, basis.wish.offload);
         return (choices, training);
     }
-    let whole = Case { room: UsableMemory::Whole, ..*case };
+    let whole = case.whole();
     let all = candidates(&whole, basis);
     let planned = fastest(&all);
     if let Some(best) = planned.filter(|best| case.fits(&best.training)) {
@@ -68,7 +68,7 @@ pub(super) fn decide(case: &Case<'_>, basis: &Basis<'_>) -> (MemoryChoices, Trai
 /// Returns how many times as long a micro-batch takes with what is chosen on the whole card next to sums of gradients in f32 as with what is chosen next
 /// to sums in bf16, the traffic of the sums aside; `None` if nothing fits next to sums in f32.
 pub(super) fn slowdown_of_f32_sums(case: &Case<'_>, basis: &mut Basis<'_>, trained: &[TensorSpec]) -> Option<f64> {
-    let whole = Case { room: UsableMemory::Whole, ..*case };
+    let whole = case.whole();
     let [wide, narrow] = [FloatType::F32, FloatType::Bf16].map(|sums| {
         basis.sum_in(sums, trained);
         match basis.wish.recompute {
@@ -127,7 +127,7 @@ impl Candidate {
         let (recompute, others) = (self.choices.recompute.value, self.others(all));
         let (room, place) = case.available();
         let by = match case.room {
-            UsableMemory::Whole => format!("of {} {place}", human_bytes(room)),
+            UsableMemory::Whole | UsableMemory::Total => format!("of {} {place}", human_bytes(room)),
             UsableMemory::Free => format!("of {} that are free {place}", human_bytes(room)),
         };
         let why = format!("auto: the fastest that fits, {by}; {}. {others}", description(recompute));

@@ -7,6 +7,7 @@ use firebrick_hwprofile::HardwareProfile;
 
 use crate::config::Auto;
 use crate::error::RunError;
+use crate::plan::fit::{self, Case, UsableMemory};
 use crate::plan::inputs::PlanRequest;
 use crate::plan::wish::Wish;
 use crate::plan::{Chosen, Made, forecast};
@@ -39,6 +40,16 @@ pub(super) fn decide<'a>(
     profile: &'a HardwareProfile,
     request: &PlanRequest,
 ) -> Result<Made<'a>, RunError> {
+    let mut made = divide(wish, profile, request)?;
+    if made.case.room == UsableMemory::Total {
+        // Nothing was decided by what is free, but the run still needs it.
+        let free = Case { room: UsableMemory::Free, ..made.case };
+        made.forced = fit::check(&free, &made.training, made.rows.accumulation, request.force)?.1;
+    }
+    Ok(made)
+}
+
+fn divide<'a>(wish: &'a Wish<'a>, profile: &'a HardwareProfile, request: &PlanRequest) -> Result<Made<'a>, RunError> {
     let made = |rows, own, why: &str| {
         let rows = Rows { micro_batch_size: Chosen::new(rows, why), accumulation: own / rows };
         Made::of(wish, profile, request, rows)

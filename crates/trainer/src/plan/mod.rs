@@ -10,6 +10,7 @@ mod adapter;
 mod answers;
 mod backend;
 mod decide;
+mod deterministic;
 mod disk;
 mod display;
 mod divided;
@@ -56,6 +57,7 @@ pub use crate::chosen::Chosen;
 pub use adapter::PlannedReference;
 pub use answers::MAX_PROMPTS_AT_ONCE;
 pub use backend::{choose_backend, command_format, compiled_names, compute_format};
+pub(crate) use deterministic::check_ranks;
 pub use divided::weight_owners;
 pub use fit::SmallerRun;
 pub use forecast::Forecast;
@@ -240,8 +242,11 @@ plan! {
     kept_weights_bytes: Option<Chosen<u64>> = made.memory.kept_weights_bytes.clone(), shown "kept weights" as bytes;
     /// How algorithms of large GEMMs are chosen; `None` where the backend has no choice.
     gemm_algorithms: Option<Chosen<GemmAlgorithms>> =
-        fp8::algorithms(made.backend.value, made.wish.recipe.train.tune_gemms, made.forecast.as_ref()),
+        fp8::algorithms(made.backend.value, &made.wish.recipe.train, made.forecast.as_ref()),
         shown "GEMM algorithms" as plain;
+    /// Whether runs repeat bit by bit; none where the recipe does not ask for it.
+    deterministic: Option<Chosen<bool>> = deterministic::decide(made),
+        shown "deterministic" as plain, may change "train.deterministic";
     /// Bytes of optimizer state that wait in host memory.
     paged_state_bytes: Chosen<u64> = made.memory.paging.paged.clone(), shown "paged state" as some_bytes;
     /// Bytes of host memory that a run on a device needs in addition.

@@ -116,6 +116,7 @@ impl<'a> Basis<'a> {
             evaluation: answers::evaluation(self.wish),
             divided: self.divided,
             pairs: adapter::passes(config),
+            deterministic: config.train.deterministic,
         }
     }
 }

@@ -14,11 +14,16 @@ impl Session for Cuda {
     fn open(device: &CudaDevice, shape: &RunShape) {
         let device = Device::of(device);
         device.kept.allow(shape.kept_bytes);
-        device.blas.borrow().choose(match shape.gemm_algorithms {
+        let blas = device.blas.borrow();
+        // Another run may keep a choice between two that are to be the same.
+        let algorithms = if shape.deterministic { GemmAlgorithms::Library } else { shape.gemm_algorithms };
+        blas.choose(match algorithms {
             GemmAlgorithms::Library => Measuring::Off,
             GemmAlgorithms::Kept => Measuring::Kept,
             GemmAlgorithms::Measured => Measuring::On,
         });
+        blas.add_in_order(shape.deterministic);
+        device.library.in_order.set(shape.deterministic);
         device.room.expect(shape.pass_bytes, shape.pass_tokens);
         shape.offloaded.iter().for_each(|&[count, bytes]| device.copies.reserve(count, bytes));
     }

@@ -33,6 +33,19 @@ const GEMM_WORKSPACE_BYTES: u64 = 64 << 20;
 /// Maximum tokens of one backward call of attention: cuDNN's workspace grows with the tokens of a call, and a few
 /// thousand already keep the device busy.
 pub(in crate::backends) const MAX_BACKWARD_TOKENS: usize = 16_384;
+/// Maximum bytes of the gradients of scores that cuDNN's backward keeps in memory where it adds in a fixed order: 32 heads of a document of 4,096 tokens.
+const MAX_ORDERED_BYTES: u64 = 1 << 30;
+
+/// Returns the bytes of the gradients of a document's scores, of which cuDNN keeps whole tiles, in 16 bits.
+fn score_gradient_bytes(query_heads: usize, length: usize) -> u64 {
+    query_heads as u64 * (length.max(1).next_multiple_of(64) as u64).pow(2) * 2
+}
+
+/// Returns how many documents of a length a backward call of cuDNN may have that adds in a fixed order; `None` if one is too long.
+pub(in crate::backends) fn documents_in_order(query_heads: usize, length: usize) -> Option<usize> {
+    let documents = MAX_ORDERED_BYTES / score_gradient_bytes(query_heads, length);
+    (documents > 0).then_some(documents as usize)
+}
 
 /// Returns the lines at the widest point of a layer's backward, besides saved values.
 pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
@@ -89,6 +102,7 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
             "workspaces",
             GEMM_WORKSPACE_BYTES
                 + attended * attention_bytes_per_token(model, training)
+                + ordered_bytes(model, training)
                 + wide_bytes(model, training, true),
             format!("of GEMMs, and of attention's backward over {attended} tokens"),
         ),
@@ -167,6 +181,19 @@ fn attention_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64
     let widest = fused.map(|attention| attention.query_size()).max().unwrap_or(0);
     let is_packed = training.documents > training.micro_batch_size;
     widest as u64 * (4 + 2 * if is_packed { 4 } else { training.activation_bytes() })
+}
+
+/// Returns the bytes of the gradients of scores that a call of attention's backward keeps to add in a fixed order; packed documents, and longer
+/// ones, go to kernels that keep none.
+fn ordered_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    if !training.deterministic || training.documents > training.micro_batch_size {
+        return 0;
+    }
+    let bytes = |attention: &AttentionSpec| {
+        let documents = documents_in_order(attention.heads, training.longest_document).unwrap_or(0);
+        documents.min(training.documents) as u64 * score_gradient_bytes(attention.heads, training.longest_document)
+    };
+    model.attentions().filter(|attention| attention.head_dim <= FUSED_HEAD_DIM).map(bytes).max().unwrap_or(0)
 }
 
 /// Returns the bytes of converted weights: one buffer per group of a layer, including its adapters, shared by all
@@ -312,6 +339,18 @@ mod tests {
         let short = on_cuda(&TrainingShape { longest_document: 1, ..qlora(1, Recompute::None) });
         assert_eq!(long, short);
         assert_eq!(bytes_of(&long, "logits"), 1024 * 128_256 * 4);
+    }
+
+    #[test]
+    fn gradients_of_scores_count_where_sums_have_a_fixed_order_and_documents_are_of_one_length() {
+        let workspaces = |longest_document, documents, deterministic| {
+            let training = TrainingShape { longest_document, documents, deterministic, ..qlora(8, Recompute::None) };
+            bytes_of(&on_cuda(&training), "workspaces")
+        };
+        let more = |longest, documents| workspaces(longest, documents, true) - workspaces(longest, documents, false);
+        assert_eq!([more(4096, 8), more(2048, 8), more(1024, 8)], [1 << 30, 1 << 30, 8 << 26]);
+        assert_eq!([more(4097, 8), more(4096, 9)], [0, 0], "the flash kernels keep none");
+        assert_eq!(documents_in_order(32, 2000), Some(4));
     }
 
     #[test]
