@@ -31,6 +31,7 @@ macro_rules! over_families {
 }
 
 mod curve;
+mod deterministic;
 mod generation;
 mod gradients;
 mod graphs;
