@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use firebrick_kernels::Recompute;
 
-use crate::config::source::{Language, Source};
+use crate::config::language::Language;
+use crate::config::source::Source;
 use crate::config::{ConfigError, RunConfig, Warmup, check, schema};
 use crate::shipped;
 

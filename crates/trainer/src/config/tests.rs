@@ -401,7 +401,7 @@ fn hostile_recipes_are_read_or_refused() {
     recipe["data"]["sources"] = serde_json::json!([{ "path": "a" }]);
     crate::hostile_json::each_hostile(&recipe, |document| {
         let text = document.to_string();
-        let source = source::Source::parse(&text, Path::new("x.yaml"), source::Language::Yaml, &[]);
+        let source = source::Source::parse(&text, Path::new("x.yaml"), language::Language::Yaml, &[]);
         let read = source.and_then(|source| RunConfig::from_source(source, Path::new("x.yaml")));
         match read {
             Ok(config) => assert!(!config.to_toml().is_empty()),
