@@ -1,5 +1,6 @@
 //! The commands of `firebrick`: their options, and the functions they call.
 
+pub(crate) mod answers;
 #[cfg(test)]
 mod command_page;
 pub(crate) mod machine;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
@@ -40,9 +40,13 @@ impl Recipe {
     /// Returns the file; `None` if none was given.
     ///
     /// # Errors
-    /// Several were given.
+    /// Several were given, or overrides without `--set` or `=`.
     pub(super) fn given(&self) -> anyhow::Result<Option<&PathBuf>> {
         let mut all = self.recipe.iter().chain(&self.others).chain(&self.config);
+        let words: Vec<String> = all.clone().map(|word| word.display().to_string()).collect();
+        if let Some(meant) = misplaced(&words, &self.overrides) {
+            bail!("{meant}");
+        }
         match (all.next(), all.next()) {
             (Some(first), Some(second)) => {
                 bail!("give one recipe: {} and {} were given", first.display(), second.display())
@@ -55,6 +59,20 @@ impl Recipe {
         let file = self.given()?.context("give the recipe: a path, or the name of a file in configs/")?;
         Ok(RunConfig::load(file, &self.overrides)?)
     }
+}
+
+/// Returns what was meant by an override without `=`, or by a word that is one without `--set`.
+fn misplaced(words: &[String], overrides: &[String]) -> Option<String> {
+    let is_file =
+        |word: &str| [".toml", ".yaml", ".yml"].iter().any(|end| word.ends_with(end)) || Path::new(word).exists();
+    let mut others = words.iter().filter(|word| !is_file(word));
+    if let Some(key) = overrides.iter().find(|text| !text.contains('=')) {
+        let value = others.next().map_or("VALUE", String::as_str);
+        let set = shell_quoted(&format!("{key}={value}"));
+        return Some(format!("an override has '=' between its key and its value: write --set {set}"));
+    }
+    let word = others.find(|word| word.contains('='))?;
+    Some(format!("'{word}' is no recipe; if it changes a key, write --set {}", shell_quoted(word)))
 }
 
 #[derive(Args)]
@@ -234,4 +252,23 @@ pub(crate) fn show_data(arguments: &Inspect) -> anyhow::Result<()> {
     let style = if takes_colors(&std::io::stdout()) { Style::Colors } else { Style::Markers };
     Console::VERBOSE.print(inspection.text(style).trim_end_matches('\n'));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overrides_in_the_wrong_place_are_written_out() {
+        let said = |words: &str, overrides: &str| {
+            let list = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            misplaced(&list(words), &list(overrides)).unwrap_or_default()
+        };
+        assert!(said("r.toml 5", "train.steps").ends_with("write --set train.steps=5"));
+        assert!(said("5 r.toml", "train.steps").ends_with("write --set train.steps=5"));
+        assert!(said("r.toml", "train.steps").ends_with("write --set train.steps=VALUE"));
+        assert!(said("r.toml train.steps=5", "").ends_with("write --set train.steps=5"));
+        assert_eq!(said("r.toml", "train.steps=5"), "");
+        assert_eq!(said("a=b.toml", ""), "");
+    }
 }
