@@ -28,6 +28,7 @@ pub enum FindingKind {
     DocumentsIgnored,
     EmptyAnswer,
     AllTrained,
+    OtherRole,
 }
 
 impl FindingKind {
@@ -35,7 +36,13 @@ impl FindingKind {
     pub fn is_bad(self) -> bool {
         !matches!(
             self,
-            Self::Empty | Self::TooLong | Self::SameAnswers | Self::Truncated | Self::PromptCut | Self::Split
+            Self::Empty
+                | Self::TooLong
+                | Self::SameAnswers
+                | Self::Truncated
+                | Self::PromptCut
+                | Self::Split
+                | Self::OtherRole
         )
     }
 
@@ -76,6 +83,7 @@ impl FindingKind {
             Self::DocumentsIgnored => "trained without their documents, which the chat template leaves out",
             Self::EmptyAnswer => "trained to answer with nothing but the end of the turn",
             Self::AllTrained => "trained whole, the user's text too",
+            Self::OtherRole => "with a role that chat templates do not know",
         }
     }
 }

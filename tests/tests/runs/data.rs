@@ -213,7 +213,7 @@ fn records_without_loss_tokens_are_counted_and_refused_above_the_allowed_share()
     fs::write(&file, chats() + &fs::read_to_string(fixture("data/masked.jsonl")).unwrap()).unwrap();
     let path = format!("data.path='{}'", file.display());
     let notes = data_of(&[&path]).notes().join("\n");
-    assert!(notes.contains("1 records dropped, nothing to train; first") && notes.contains("rows.jsonl:"), "{notes}");
+    assert!(notes.contains("1 record dropped, nothing to train; first") && notes.contains("rows.jsonl:"), "{notes}");
     let message = refusal(recipe(output.path(), &[&path, "data.max_bad_share=0.0"]), NEW);
     assert!(
         message.contains("1 of 25 records (4.0 %) cannot be trained on") && message.contains("the limit is 0.0 %"),

@@ -39,8 +39,12 @@ fn resolve_files(spec: &SourceSpec, hub: &Hub) -> SourceResult<Found> {
         return on_hub(spec, hub);
     }
     let path = Path::new(&spec.path);
+    if spec.path.starts_with('~') {
+        return Err(not_found(&spec.path, "'~' stands for a folder in a shell alone: write the whole path"));
+    }
     if path.is_dir() {
         refuse_keys(spec, false)?;
+        refuse_model(path)?;
         let (files, unread_splits) = files_of_folder(spec, path)?;
         return local(spec, files, unread_splits);
     }
@@ -71,6 +75,19 @@ fn refuse_keys(spec: &SourceSpec, is_file: bool) -> SourceResult<()> {
         SourceSpec { config: Some(_), .. } if is_file => bad("config"),
         _ => Ok(()),
     }
+}
+
+/// Refuses the folder of a model or an adapter, whose JSON files are no data.
+fn refuse_model(folder: &Path) -> SourceResult<()> {
+    let has = |name: &str| folder.join(name).is_file();
+    let is_model = has("config.json") && ["tokenizer.json", "tokenizer_config.json"].into_iter().any(has);
+    if is_model || has("adapter_config.json") {
+        let (what, key) = if is_model { ("a model", "model") } else { ("an adapter", "lora.init_from") };
+        let folder = folder.display();
+        let hint = format!("it is the folder of {what}, not of data: name it as {key}, and the data as data.path");
+        return Err(SourceError::no_data(&folder.to_string(), &hint));
+    }
+    Ok(())
 }
 
 fn on_hub(spec: &SourceSpec, hub: &Hub) -> SourceResult<Found> {

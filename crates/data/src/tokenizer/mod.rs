@@ -218,14 +218,19 @@ impl Tokenizer {
     pub fn chat_template_for(&self, has_tools: bool) -> Result<&ChatTemplate, DataError> {
         self.templates.get(has_tools).ok_or_else(|| {
             DataError::Tokenizer(format!(
-                "the tokenizer has no chat template; looked for chat_template.jinja, a template named \"default\" \
-                 (available: {}), the key \"chat_template\" of {TOKENIZER_CONFIG_FILE}, and chat_template.json in {}. Use \
-                 the folder of an instruction-tuned model of the same family, or write a template into chat_template.jinja of the tokenizer \
-                 folder, or train on records like {{\"text\": ...}}, which need no template",
-                self.templates.names(),
-                self.folder.display()
+                "{} has no chat template: add data.chat_template = {:?} to the recipe, or the template of its family to that folder as \
+                 chat_template.jinja",
+                self.folder.display(),
+                self.fitting_template()
             ))
         })
+    }
+
+    /// Returns the name of the first built-in template whose tokens the tokenizer has.
+    fn fitting_template(&self) -> &'static str {
+        let is_token = |token: &&str| self.inner.token_to_id(token).is_some_and(|id| self.is_special(id));
+        let fits = |name: &&str| self.templates.built_in(name).is_some_and(|known| known.tokens.iter().all(is_token));
+        ["chatml", "llama3", "gemma", "phi3"].into_iter().find(fits).unwrap_or("zephyr")
     }
 
     /// Uses one template for every conversation from now on, instead of those of the folder. Errors: no template of that name, a file that cannot be

@@ -382,6 +382,19 @@ fn flags_select_messages_of_any_role() {
 }
 
 #[test]
+fn an_unknown_role_is_found_unless_the_recipe_names_it() {
+    let (tokenizer, options) = (tokenizer(Some(TEMPLATE)), EncodeOptions::new(200));
+    let record = chat(&[("usr", "q"), ("assistant", "a")]);
+    let encoded = encode(&tokenizer, &options, &record).unwrap();
+    assert_eq!((kinds(&encoded), encoded.examples.len()), (vec![FindingKind::OtherRole], 1));
+    let detail = &encoded.findings[0].detail;
+    assert!(detail.contains("write data.roles = { \"usr\" = \"user\" }"), "{detail}");
+    let fields = Fields { roles: [("usr".to_owned(), "user".to_owned())].into(), ..Fields::default() };
+    let named = EncodeOptions { fields, ..options };
+    assert_eq!(kinds(&encode(&tokenizer, &named, &record).unwrap()), []);
+}
+
+#[test]
 fn a_source_without_any_flag_is_refused_with_the_keys_of_flags() {
     let tokenizer = tokenizer(Some(TEMPLATE));
     let options = EncodeOptions { train_on: TrainOn::Flags, ..EncodeOptions::new(200) };
