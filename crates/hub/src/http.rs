@@ -71,6 +71,9 @@ enum Failure {
 
 /// Requests a server's start page, once and within a short time.
 pub(crate) fn reach(endpoint: &str) -> Result<(), String> {
+    if !endpoint.contains("://") {
+        return Err(HubError::endpoint(endpoint).to_string());
+    }
     let request = AGENT.head(endpoint).config().timeout_global(Some(REACH)).build();
     request.call().map(drop).map_err(|error| without_secrets(&format!("{}: {error}", base(endpoint))))
 }
@@ -114,6 +117,9 @@ fn get(
     begin: u64,
     what: (RepoKind, &str),
 ) -> Result<(Response<Body>, Option<String>), HubError> {
+    if !settings.endpoint.contains("://") {
+        return Err(HubError::endpoint(&settings.endpoint));
+    }
     let unreachable = |reason: String| Err(HubError::unreachable(&settings.cache, what.1, &reason));
     match repeated(|| follow(settings, url, begin), |(response, _)| response) {
         Ok((response, etag)) => match response.status().as_u16() {

@@ -21,8 +21,8 @@ use firebrick_model::{
 use firebrick_precision::{FloatType, QuantFormat};
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::compute::parse_format;
-use firebrick_trainer::console::Console;
-use firebrick_trainer::hub::{Need, adapter_folder, model_folder};
+use firebrick_trainer::console::{Console, warn};
+use firebrick_trainer::hub::{Need, adapter_folder, model_folder, other_base};
 use firebrick_trainer::run::chat_settings;
 use firebrick_trainer::storage::StorageError;
 use serde_json::{Map, Value};
@@ -103,6 +103,7 @@ pub fn export(options: &ExportOptions) -> Result<String, RunError> {
     let adapter = |path: &Path| adapter_folder(path, "--adapter", Need::Weights, console);
     let adapter = options.adapter.as_deref().map(adapter).transpose()?;
     let model = model_folder(&options.model, Need::Weights, console)?.folder;
+    adapter.iter().filter_map(|adapter| other_base(adapter, &model)).for_each(|note| warn(&note));
     let options = &ExportOptions { model, adapter, ..options.clone() };
     match (options.gguf, &options.adapter) {
         (Some(kind), Some(adapter)) => merge_to_gguf(options, adapter, kind),
@@ -198,7 +199,7 @@ fn text(options: &ExportOptions, report: &MergeReport) -> String {
     if lost_of_adapter > NOTEWORTHY_LOSS {
         text += &format!(
             "\nnote: rounding to {format} adds noise of {:.0} % of what the adapter contributes. To keep all of it, use the adapter next to its \
-             base, or merge with --dtype float32",
+             base, merge with --dtype float32, or merge and write GGUF in one call: --merge --gguf TYPE rounds once, to that type",
             100.0 * lost_of_adapter
         );
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use firebrick_arch::ModelConfig;
-use firebrick_data::Batch;
+use firebrick_data::{Batch, counted};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_hwprofile::roofline::{RateSource, Rates, RooflineTime, model_flops_utilization};
@@ -101,7 +101,19 @@ fn planned_and_measured(
         PlanInputs { config: &config, profile: &profile, model: &model, data: &data, world_size, request: &request };
     let mut plan = Plan::resolve(inputs)?;
     plan.model_folder.value = folder;
-    print(&format!("plan for the benchmark\n{plan}"));
+    let BenchOptions { steps, warmup, micro_batch, seq, .. } = *options;
+    print(&format!(
+        "bench: times {} of {} of {seq} random tokens after {} that are not timed; nothing is saved",
+        counted(steps as u64, "step"),
+        counted(micro_batch as u64, "row"),
+        counted(warmup as u64, "step")
+    ));
+    let saved = ["saved to", "checkpoints", "evaluation", "copy to save", "disk"];
+    let plan_text = plan.to_string();
+    let is_saved =
+        |line: &str| line.strip_prefix("  ").is_some_and(|row| saved.iter().any(|name| row.starts_with(name)));
+    let lines = plan_text.lines().filter(|line| !is_saved(line));
+    print(&format!("plan for the benchmark\n{}\n", lines.collect::<Vec<_>>().join("\n")));
     let report = FailureReport::new(&plan, None);
     let case = Case { options, profile: &profile, plan: &plan, model: &model, ranks, clock, print };
     with_backend!(plan.backend.value, B => catch_failure(|| together::catch_loss(|| measure::<B>(&case))))

@@ -38,7 +38,14 @@ pub(crate) fn answer(line: &Command, error: &Error, typed: &[String]) -> Option<
         ErrorKind::InvalidSubcommand => instead_of_command(text(ContextKind::InvalidSubcommand)?),
         ErrorKind::UnknownArgument => {
             let word = text(ContextKind::InvalidArg)?;
-            let place = typed.iter().position(|other| other == word || other.starts_with(&format!("{word}=")))?;
+            // Of a word with one dash, clap names the first letter.
+            let is_letter = word.starts_with('-') && !word.starts_with("--");
+            let is_it = |other: &String| match other.strip_prefix(word) {
+                Some(rest) => is_letter || rest.is_empty() || rest.starts_with('='),
+                None => false,
+            };
+            let place = typed.iter().position(is_it)?;
+            let word = if is_letter { typed[place].as_str() } else { word };
             let command = typed[..place].iter().find_map(|other| line.find_subcommand(other));
             instead_of_argument(command, word, typed, place, error.get(ContextKind::SuggestedArg).is_some())
         }
@@ -183,6 +190,8 @@ mod tests {
             ("chat m", "write `firebrick chat --model m`"),
             ("chat --model m hello there", "put a text with blanks into quotes"),
             ("generate --model m --prompt x --temperature -1", "--temperature must be 0 or more, got -1"),
+            ("generate --model m --prompt x --top-p -0.5", "--top-p must be 0 or more, got -0.5"),
+            ("chat -m m", "write --model MODEL"),
             ("chat --model m --max_tokens 5", "write --max-new-tokens N"),
             ("push runs/q", "--to"),
             ("bench --model m --batch_size 3", "write --micro-batch ROWS"),

@@ -176,7 +176,10 @@ pub(crate) fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
         let prepared = prepare_for(recipe, ranks, &request)?;
         drop(shown);
         print_plan(&prepared.data_notes, &prepared.plan);
-        return Ok(());
+        return match prepared.missing {
+            Some(error) => Err(anyhow::Error::from(error).context("a run will not start")),
+            None => Ok(()),
+        };
     };
     let basis = PlanBasis::read(recipe, &request)?;
     drop(shown);

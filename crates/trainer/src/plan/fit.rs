@@ -206,7 +206,7 @@ pub(super) fn check(
         None => beyond_micro_batches(case, training, accumulation),
     };
     let (needed, available, breakdown) = (human_bytes(short.needed), short.room(), table(short.lines));
-    Err(RunError::Refused(format!("this run needs {needed} of memory, and {available}{breakdown}\n{advice}")))
+    Err(RunError::Refused(format!("this run needs {needed} of memory, and {available}.\n{advice}{breakdown}")))
 }
 
 /// Returns the change to make if no micro-batch fits: shorter rows if they do, else what takes less memory for any rows.

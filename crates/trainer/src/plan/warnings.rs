@@ -6,7 +6,7 @@ use firebrick_arch::Mixer;
 use firebrick_kernels::BackendKind;
 use firebrick_kernels::delta::has_cuda_kernels;
 
-use crate::config::{RunConfig, ZeroStage};
+use crate::config::{RunConfig, SourceConfig, ZeroStage};
 use crate::plan::Made;
 use crate::plan::wish::Wish;
 
@@ -21,6 +21,7 @@ pub(super) fn of(made: &Made<'_>) -> Vec<String> {
         step(made),
         zero_stage(made.wish),
         learning_rate(config),
+        held_out(config),
         delta_rule(made),
         made.memory.warning.clone(),
     ];
@@ -41,18 +42,26 @@ fn step(made: &Made<'_>) -> Option<String> {
     })
 }
 
-/// Warns if documents, or their maximum length, exceed what the model was made for.
+/// Warns if documents exceed what the model was made for. Positions count within a document, so longer rows are no reason.
 fn positions(wish: &Wish<'_>) -> Option<String> {
-    let (config, positions) = (wish.recipe, wish.model.spec.max_position_embeddings);
-    let longest = wish.data.longest_document;
-    let what = match (longest > positions, config.max_seq_len > positions) {
-        (true, _) => format!("the longest document has {longest} tokens"),
-        (false, true) => format!("max_seq_len is {} and the longest document has {longest} tokens", config.max_seq_len),
-        (false, false) => return None,
-    };
+    let (longest, positions) = (wish.data.longest_document, wish.model.spec.max_position_embeddings);
+    (longest > positions).then(|| {
+        format!(
+            "the longest document has {longest} tokens, but the model is made for {positions} (max_position_embeddings in its \
+             config.json): beyond them it has learned nothing; lower max_seq_len, or give the config a rope_scaling"
+        )
+    })
+}
+
+/// Warns if the data to evaluate on is trained on.
+fn held_out(config: &RunConfig) -> Option<String> {
+    let trained = config.data.training_sources();
+    let parts = |source: &SourceConfig| (source.path.clone(), source.config.clone(), source.split.clone());
+    let held_out = config.data.held_out_sources();
+    let same = held_out.iter().find(|source| trained.iter().any(|other| parts(other) == parts(source)))?;
     Some(format!(
-        "{what}, but the model is made for {positions} (max_position_embeddings in its config.json): beyond them it has learned \
-         nothing; lower max_seq_len, or give the config a rope_scaling"
+        "{} is trained on and evaluated on: its held-out loss says nothing about other data; set data.eval_fraction instead",
+        same.path
     ))
 }
 
@@ -102,7 +111,11 @@ mod tests {
 
     #[test]
     fn settings_that_hardly_anybody_means_are_warned_of() {
-        assert!(warning(&["max_seq_len=129"]).starts_with("max_seq_len is 129 and the longest document has 20 tokens"));
+        let same = warning(&["data.path=a.jsonl", "data.eval_path=a.jsonl"]);
+        assert!(
+            same.starts_with("a.jsonl is trained on and evaluated on") && same.contains("data.eval_fraction"),
+            "{same}"
+        );
         assert!(warning(&["train.zero_stage=3"]).starts_with("train.zero_stage = 3 divides nothing on one rank"));
         let rate = warning(&["train.learning_rate=0.05"]);
         assert!(rate.starts_with("train.learning_rate = 0.05 is above 0.02, and the default is 2e-4"), "{rate}");
@@ -125,7 +138,7 @@ mod tests {
 
     #[test]
     fn what_is_usual_is_not_warned_of() {
-        let usual = ["max_seq_len=128", "train.learning_rate=0.02", "train.zero_stage=0"];
+        let usual = ["max_seq_len=129", "train.learning_rate=0.02", "train.zero_stage=0"];
         assert_eq!(resolve(&usual).unwrap().warnings, [""; 0]);
         assert_eq!(resolve_for(TINY, 2, &["train.zero_stage=3"]).unwrap().warnings, [""; 0]);
     }

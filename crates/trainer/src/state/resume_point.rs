@@ -4,6 +4,9 @@
 
 use std::path::{Path, PathBuf};
 
+use firebrick_arch::CONFIG_FILE;
+use firebrick_arch::folder::ADAPTER_CONFIG_FILE;
+
 use crate::error::RunError;
 use crate::state::checkpoint::{RunState, read_state};
 use crate::state::checkpoint_folder::{CHECKPOINTS, checkpoints, incomplete};
@@ -44,6 +47,9 @@ impl ResumePoint {
             ResumeFrom::Newest => newest_run(output_dir, name)?,
             ResumeFrom::Named(path) if Manifest::is_in(path) => return Self::at_checkpoint(path),
             ResumeFrom::Named(path) if path.join(CHECKPOINTS).is_dir() => path.clone(),
+            ResumeFrom::Named(path) if result_in(path).is_some() => return Err(is_result(path)),
+            // A path, which stands for itself, or the name of a run.
+            ResumeFrom::Named(path) if path.components().count() > 1 => path.clone(),
             ResumeFrom::Named(name) => output_dir.join(name),
         };
         let folder = RunFolder::reopen(&run)?;
@@ -77,6 +83,23 @@ impl ResumePoint {
         let state = verified(&checkpoint)?;
         Ok(Self { folder, checkpoint, state, notes: Vec::new() })
     }
+}
+
+/// Returns what a run saves as its result, if a folder is that.
+fn result_in(path: &Path) -> Option<&'static str> {
+    let kinds = [("adapter", ADAPTER_CONFIG_FILE), ("model", CONFIG_FILE)];
+    kinds.into_iter().find(|(_, file)| path.join(file).is_file()).map(|(what, _)| what)
+}
+
+/// Returns the error for the result of a run in place of the run.
+fn is_result(path: &Path) -> RunError {
+    let (what, shown) = (result_in(path).unwrap_or("model"), path.display());
+    let advice = match path.parent().filter(|run| run.join(CHECKPOINTS).is_dir()) {
+        Some(run) => format!("its run is --resume {}", run.display()),
+        None if what == "adapter" => format!("a new run starts from it with --set lora.init_from={shown}"),
+        None => format!("a new run starts from it with --set model={shown}"),
+    };
+    RunError::Refused(format!("--resume {shown}: these are the weights of the {what} that a run saved, not the run; {advice}"))
 }
 
 /// Verifies the files of a checkpoint, then reads its state.
@@ -142,6 +165,28 @@ mod tests {
         }
         let message = open(&ResumeFrom::Newest, output.path()).unwrap_err();
         assert!(message.contains("step-2/weights` has 63 bytes, expected 64"), "{message}");
+    }
+
+    #[test]
+    fn what_a_run_saved_is_not_the_run() {
+        let output = tempfile::tempdir().unwrap();
+        let folder = run(output.path(), &[1]);
+        for (name, file) in
+            [("adapter", "adapter_config.json"), ("lone", "adapter_config.json"), ("full", "config.json")]
+        {
+            let place = if name == "adapter" { folder.join(name) } else { output.path().join(name) };
+            fs::create_dir_all(&place).unwrap();
+            fs::write(place.join(file), "{}").unwrap();
+            let message = open(&ResumeFrom::Named(place.clone()), output.path()).unwrap_err();
+            let advice = match name {
+                "adapter" => format!("its run is --resume {}", folder.display()),
+                "lone" => format!("--set lora.init_from={}", place.display()),
+                _ => format!("--set model={}", place.display()),
+            };
+            assert!(message.contains("not the run; ") && message.contains(&advice), "{message}");
+        }
+        let message = open(&ResumeFrom::Named("runs/nowhere".into()), output.path()).unwrap_err();
+        assert!(message.starts_with("nothing to resume in runs/nowhere: there is no such folder"), "{message}");
     }
 
     /// Saves a state as a checkpoint with a valid manifest, and opens it.

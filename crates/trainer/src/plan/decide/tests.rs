@@ -151,7 +151,7 @@ fn a_plan_continues_the_run_of_a_state_with_the_same_values() {
         "train.micro_batch_size x train.gradient_accumulation": 1, "data": "rows 000000000000002a",
     }))
     .unwrap();
-    identity.check(&RunIdentity::new(&plan, 42)).unwrap();
+    identity.check(&RunIdentity::new(&plan, 42, 7)).unwrap();
     let settings = |learning_rate: f64, steps: u64| -> RunSettings {
         let values = json!({
             "ranks": 1, "train.zero_stage": 0, "train.micro_batch_size": 1, "train.gradient_accumulation": 1,
@@ -167,7 +167,7 @@ fn a_plan_continues_the_run_of_a_state_with_the_same_values() {
     assert_eq!(settings(2e-4, 100).changes(&now), None);
     let expected = "changed since the checkpoint: train.learning_rate 0.001 -> 0.0002, train.steps 90 -> 100";
     assert_eq!(settings(1e-3, 90).changes(&now).as_deref(), Some(expected));
-    let text = |changes: &[&str]| RunIdentity::new(&resolve(changes).unwrap(), 42);
+    let text = |changes: &[&str]| RunIdentity::new(&resolve(changes).unwrap(), 42, 7);
     let message = text(&[]).check(&text(&["preference={}"])).unwrap_err().to_string();
     assert!(message.contains("made with preference = nothing, now it is {\"loss\":\"dpo\""), "{message}");
 }

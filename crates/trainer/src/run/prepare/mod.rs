@@ -31,7 +31,7 @@ use crate::run::step::evaluate::EvaluationSet;
 use crate::run::text::generate::check_vocabulary;
 use crate::run::text::sampling::{ChosenSampling, TypedSampling};
 use crate::run::text::{chat_settings, end_of_turn};
-use crate::storage::StorageError;
+use crate::storage::{StorageError, may_write};
 
 /// A run that is ready to load its model.
 pub struct Prepared {
@@ -59,6 +59,8 @@ pub struct Prepared {
     pub sampling: ChosenSampling,
     /// Sentences to print about the data, and about a machine that is not this one.
     pub data_notes: Vec<String>,
+    /// Why a run would not start although it can be planned: weights that are not there.
+    pub missing: Option<RunError>,
 }
 
 /// Prompts that the model completes.
@@ -89,15 +91,16 @@ pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) 
     prepare(recipe, now(), world_size, request, Need::Description, None)
 }
 
-/// Refuses a folder of runs that is a file, or below one.
+/// Refuses a folder of runs that is a file, or below one, or where nothing may be written.
 fn check_output(output_dir: &Path) -> Result<(), RunError> {
-    match output_dir.ancestors().find(|path| path.exists()) {
-        Some(found) if !found.is_dir() => {
-            Err(StorageError::NotWritable { path: output_dir.to_owned(), source: ErrorKind::NotADirectory.into() }
-                .into())
-        }
-        _ => Ok(()),
-    }
+    let here = |path: &Path| if path.as_os_str().is_empty() { PathBuf::from(".") } else { path.to_owned() };
+    let found = output_dir.ancestors().map(here).find(|path| path.exists());
+    let kind = match found {
+        Some(found) if !found.is_dir() => ErrorKind::NotADirectory,
+        Some(found) if !may_write(&found) => ErrorKind::PermissionDenied,
+        _ => return Ok(()),
+    };
+    Err(StorageError::NotWritable { path: output_dir.to_owned(), source: kind.into() }.into())
 }
 
 /// Checks that a new run can start from the adapter that its recipe names. A resumed run starts from its checkpoint.
@@ -175,6 +178,7 @@ pub fn prepare(
         evaluation,
         sampling,
         data_notes: data.notes,
+        missing: data.missing,
     })
 }
 
@@ -210,6 +214,8 @@ struct Data {
     shape: DataShape,
     prompts: Option<Prompts>,
     notes: Vec<String>,
+    /// Weights that are not there.
+    missing: Option<RunError>,
 }
 
 impl Data {
@@ -224,10 +230,10 @@ impl Data {
         let found = recipe.fetch_model(need, Console::QUIET)?;
         let folder = found.folder;
         let mut model = recipe.read_model(&folder)?;
-        let (weights, no_weights) = match check_model(recipe, &folder, &model, found.missing_bytes == 0) {
+        let (weights, missing) = match check_model(recipe, &folder, &model, found.missing_bytes == 0) {
             // A plan needs no weights; errors in weights that are present are reported now.
             Err(RunError::Model(error @ ModelError::NotThere { .. })) if need == Need::Description => {
-                (None, Some(error))
+                (None, Some(RunError::from(error)))
             }
             weights => (weights?, None),
         };
@@ -240,7 +246,6 @@ impl Data {
         let data = data_sets::read(recipe, &tokenizer, plan::tokenizing(recipe, profile))?;
         let mut notes = data.notes();
         notes.extend(adapter.as_deref().and_then(|from| start_note(from, recipe, &folder)));
-        notes.extend(no_weights.map(|error| format!("a run will not start: {error}")));
         if recipe.init == Init::Pretrained && found.missing_bytes > 0 {
             let gigabytes = found.missing_bytes as f64 / 1e9;
             let name = &recipe.model;
@@ -285,7 +290,21 @@ impl Data {
         let template = recipe.data.chat_template.as_ref().map(|_| tokenizer.chat_template()).transpose()?;
         let template = template.map(|template| template.source().to_owned());
         let cache = data.train.cache;
-        Ok(Self { model, folder, adapter, weights, tokenizer, template, cache, held_out, train, shape, prompts, notes })
+        Ok(Self {
+            model,
+            folder,
+            adapter,
+            weights,
+            tokenizer,
+            template,
+            cache,
+            held_out,
+            train,
+            shape,
+            prompts,
+            notes,
+            missing,
+        })
     }
 }
 

@@ -169,7 +169,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         reference: None,
         decided: Some(prepared.plan.decided()),
         length_group: prepared.train.length_group(),
-        identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint()),
+        identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint(), prepared.train.report().documents),
         settings: RunSettings::new(&prepared.plan),
     })
 }
