@@ -131,7 +131,13 @@ pub fn io_advice(error: &IoError) -> &'static str {
 /// Returns how several names are written, if a name looks like several.
 fn list_advice(name: &str) -> String {
     let names: Vec<&str> = name.split([',', ' ', '[', ']', '"', '\'']).filter(|part| !part.is_empty()).collect();
-    if names.len() < 2 { String::new() } else { format!("; several are a list: {names:?}") }
+    match &names[..] {
+        [only] if ["lm_head", "embed_tokens", "wte"].iter().any(|table| only.ends_with(table)) => {
+            format!("; an adapter there is not available: lora.modules_to_save = [{only:?}] trains it whole")
+        }
+        [] | [_] => String::new(),
+        several => format!("; several are a list: {several:?}"),
+    }
 }
 
 #[cfg(test)]
@@ -158,5 +164,7 @@ mod tests {
             assert!(message(name).ends_with("; several are a list: [\"q_proj\", \"v_proj\"]"), "{}", message(name));
         }
         assert!(!message("c_attn").contains("list"));
+        let whole = "; an adapter there is not available: lora.modules_to_save = [\"lm_head\"] trains it whole";
+        assert!(message("lm_head").ends_with(whole), "{}", message("lm_head"));
     }
 }

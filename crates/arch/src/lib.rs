@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod config;
+mod counted;
 mod counts;
 pub mod error;
 pub mod families;
@@ -29,6 +30,7 @@ mod token_rows;
 pub mod values;
 
 pub use config::{ModelConfig, generation_eos_token_ids, generation_pad_token_id, generation_settings};
+pub use counted::{counted, grouped, plural};
 pub use error::ArchError;
 pub use families::{FAMILIES, Family, WRAPPERS, Wrapper};
 pub use folder::{CONFIG_FILE, GENERATION_CONFIG_FILE};

@@ -106,7 +106,7 @@ pub struct LoraConfig {
 
 fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<usize>>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged)]
+    #[serde(untagged, expecting = "must be the number of a layer, from 0, or a list of them")]
     enum Layers {
         One(usize),
         Several(Vec<usize>),

@@ -5,8 +5,9 @@
 
 mod report;
 
+use firebrick_arch::counted;
+
 use crate::cache::{CacheKey, Origin, StoreWriter, TokenCache, TokenStore};
-use crate::counts::counted;
 use crate::diagnose::Diagnosis;
 use crate::encoder::{EncodeOptions, Encoded, Encoder};
 use crate::error::DataError;

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter, Result as FormatResult};
 use std::path::{Path, PathBuf};
 
+use firebrick_arch::{counted, grouped};
 use serde::{Deserialize, Serialize};
 
-use crate::counts::{counted, grouped};
 use crate::encoder::Encoded;
 use crate::error::DataError;
 use crate::finding::FindingKind;

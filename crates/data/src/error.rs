@@ -6,10 +6,10 @@
 use std::io::Error as IoError;
 use std::path::PathBuf;
 
+use firebrick_arch::counted;
 use thiserror::Error;
 
 use crate::cache::CacheError;
-use crate::counts::counted;
 use crate::record_format::RecordFormatError;
 use crate::source::RecordPlace;
 use crate::source::SourceError;

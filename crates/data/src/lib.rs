@@ -9,7 +9,6 @@ mod catch_panic;
 mod chat_template;
 mod conversation;
 mod corpus;
-mod counts;
 mod diagnose;
 mod encoder;
 mod error;
@@ -43,7 +42,6 @@ pub use cache::{
 };
 pub use chat_template::{BoundedAllocator, ChatTemplate, TemplateChoice, TemplateDefaults};
 pub use corpus::{Corpus, Tokenized};
-pub use counts::counted;
 pub use diagnose::{Diagnosis, FindingCount};
 pub use encoder::{EncodeOptions, Encoded, Encoder, OverflowPolicy};
 pub use error::DataError;

@@ -6,8 +6,8 @@
 use std::io::Error as IoError;
 use std::path::{Path, PathBuf};
 
-use firebrick_arch::ArchError;
 use firebrick_arch::error::io_advice;
+use firebrick_arch::{ArchError, counted};
 use firebrick_precision::QuantFormat;
 use thiserror::Error;
 
@@ -267,11 +267,6 @@ pub(crate) fn first_few(items: &[String]) -> String {
         0 => shown,
         more => format!("{shown}; and {more} more"),
     }
-}
-
-/// Formats "1 shard", "2 shards".
-pub(crate) fn counted(count: usize, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
-use firebrick_arch::MlpSpec;
+use firebrick_arch::{MlpSpec, counted};
 use firebrick_files::AtomicFolder;
 use firebrick_model::{
     Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufType, Merge, MergeReport, Mxfp4Noise, check_gguf, merge_adapter,
@@ -26,6 +26,8 @@ use firebrick_trainer::hub::{Need, adapter_folder, model_folder, other_base};
 use firebrick_trainer::run::chat_settings;
 use firebrick_trainer::storage::StorageError;
 use serde_json::{Map, Value};
+
+use crate::offered::Offered;
 
 /// Share of the adapter lost to rounding that causes a warning.
 const NOTEWORTHY_LOSS: f64 = 0.05;
@@ -46,7 +48,7 @@ pub struct ExportOptions {
     pub mxfp4: bool,
     /// Write the model as one GGUF file, for llama.cpp and Ollama, with a Modelfile next to it: f32, f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m or q4_0.
     /// With --merge the merged model, whose weights lie next to the file while it is written.
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", hide_possible_values = true, value_parser = gguf_types())]
     pub gguf: Option<GgufType>,
     /// Model folder or id of the Hub; with --merge the base that the adapter was trained on.
     #[arg(long, value_name = "DIR")]
@@ -93,6 +95,11 @@ impl FromStr for MergeBase {
     }
 }
 
+/// Returns the parser of `--gguf`.
+fn gguf_types() -> Offered<GgufType> {
+    Offered { values: GgufType::OFFERED.map(GgufType::name).to_vec(), parse: |name| name.parse() }
+}
+
 /// Exports as the options request; returns a text for the user.
 ///
 /// # Errors
@@ -124,6 +131,7 @@ fn check_out(out: &Path, is_file: bool) -> Result<(), RunError> {
         (true, Some(folder)) if !folder.is_dir() => {
             format!("--out {name}: there is no folder {}: make it first", folder.display())
         }
+        (true, _) if out.exists() => format!("--out {name} is there already: name another file, or remove it first"),
         (false, _) if out.is_file() => format!("--out {name} is a file, and a model is a folder: name another one"),
         _ => return Ok(()),
     };
@@ -192,8 +200,10 @@ fn text(options: &ExportOptions, report: &MergeReport) -> String {
     let MergeReport { modules, largest_error, lost_of_adapter, dtype, bnb_4bit, mxfp4 } = *report;
     let format = bnb_4bit.map_or(dtype.name(), Bnb4bit::name);
     let place = if options.gguf.is_some() { String::new() } else { format!(" into {}", options.out.display()) };
+    let close = if largest_error > 0.0 { format!("within {largest_error:.0e} of") } else { "exactly".to_owned() };
     let mut text = format!(
-        "merged {modules} modules{place}, {format}{}; read again, its outputs are within {largest_error:.0e} of those of base and adapter",
+        "merged {}{place}, {format}{}; read again, its outputs are {close} those of base and adapter",
+        counted(modules, "module"),
         if options.mxfp4 { " with experts in mxfp4" } else { "" },
     );
     if lost_of_adapter > NOTEWORTHY_LOSS {
@@ -263,7 +273,8 @@ mod tests {
         for (out, is_file) in [("x.gguf", true), ("merged", false), ("a/b", false)] {
             assert_eq!(refused(Path::new(out), is_file), Ok(()), "{out}");
         }
-        assert_eq!((refused(&file, true), refused(folder.path(), false)), (Ok(()), Ok(())));
+        assert!(refused(&file, true).unwrap_err().contains("is there already"));
+        assert_eq!(refused(folder.path(), false), Ok(()));
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod compress;
 pub mod convert;
 pub mod export;
 pub mod inspect;
+mod offered;
 pub mod page;
 pub mod plot;
 pub mod push;

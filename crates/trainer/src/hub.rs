@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use firebrick_arch::folder::ADAPTER_CONFIG_FILE;
 use firebrick_arch::{CONFIG_FILE, ModelConfig};
-use firebrick_hub::{Hub, HubId, ModelFolder, RepoKind, snapshot_of};
+use firebrick_hub::{Hub, HubError, HubId, ModelFolder, RepoKind, snapshot_of};
 use firebrick_model::{ModelError, read_config};
 use firebrick_parallel::Ranks;
 
@@ -189,7 +189,19 @@ fn folder_of(model: &Path, need: Need, console: Console) -> Result<ModelFolder, 
         let model = model.display().to_string();
         return Err(ConfigError::NoModel { what: "model", model, help: help.to_owned() }.into());
     };
-    Ok(client(console).model(&id, need)?)
+    let found = client(console).model(&id, need);
+    Ok(found.map_err(|error| match error {
+        HubError::NotCached { what, cache } => HubError::NotCached { what: nor_folder(&what), cache },
+        HubError::Unreachable { what, reason, cache } => {
+            HubError::Unreachable { what: nor_folder(&what), reason, cache }
+        }
+        error => error,
+    })?)
+}
+
+/// Returns the name of what the Hub could not be asked for, with what else it is not.
+fn nor_folder(what: &str) -> String {
+    format!("{what} (which is no folder here)")
 }
 
 /// Returns the folder of the adapter or the model that a run or one of its checkpoints saved in `folder`, else `folder` itself.

@@ -545,7 +545,7 @@ fn a_killed_rank_ends_the_others_with_the_reason_and_the_last_step_is_saved() {
 
 /// The other ranks cannot know it, because rank 0 may be saving just then.
 fn assert_only_rank_0_says_what_is_saved(rank: usize, log: &str) {
-    assert!(log.contains("continue as it was and --resume"), "{log}");
+    assert!(log.contains("start it again as it was, with --resume"), "{log}");
     assert_eq!(log.contains("Everything up to step"), rank == 0, "{log}");
     assert!(!log.contains("Nothing was saved"), "{log}");
 }
@@ -583,7 +583,7 @@ fn a_stopped_rank_ends_the_others_with_the_reason_within_30_seconds() {
     let (status, log) = first.end();
     assert_eq!(status, Some(1), "{log}");
     assert!(log.contains("rank 1 (127.0.0.1) gave no sign of life for 15 s"), "{log}");
-    assert!(log.contains("is saved: continue as it was and --resume"), "{log}");
+    assert!(log.contains("is saved: start it again as it was, with --resume"), "{log}");
     assert!(started.elapsed() < END, "{:?}", started.elapsed());
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Formatter, Result as FormatResult};
 
-use crate::counts::{counted, grouped};
+use firebrick_arch::{counted, grouped};
 
 /// How well documents fill rows.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,7 +33,7 @@ impl Display for PackReport {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
         let percent = 100.0 * self.efficiency;
         let [documents, rows, tokens] = [(self.documents, "document"), (self.rows, "row"), (self.tokens, "token")]
-            .map(|(count, noun)| counted(count as u64, noun));
+            .map(|(count, noun)| counted(count, noun));
         let in_loss = grouped(self.loss_tokens as u64);
         write!(formatter, "{documents} in {rows}, {tokens} ({in_loss} in the loss), {percent:.1} % full")
     }

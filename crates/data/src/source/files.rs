@@ -124,6 +124,23 @@ fn local(spec: &SourceSpec, files: Vec<PathBuf>, unread_splits: Vec<String>) -> 
     Ok((files, format, unread_splits))
 }
 
+/// What files of other endings are, and how their rows become data.
+const NO_DATA: [(&str, &str); 7] = [
+    ("zip tar tgz 7z rar xz bz2", "it is an archive: unpack it, or pack its file as .gz or .zst"),
+    ("xlsx xls xlsm ods numbers", "it is a spreadsheet: save it as CSV with commas"),
+    ("pdf docx doc odt rtf epub html htm", "it is a document with a layout: save its text as .txt or .md"),
+    ("pkl pickle npy npz pt pth bin safetensors gguf", "it is not text: write the rows as .jsonl or .parquet"),
+    ("db sqlite sqlite3 duckdb sql", "it is a database: write its rows as .jsonl, .csv or .parquet"),
+    ("toml yaml yml", "these are settings, not data: name the data file as data.path"),
+    ("py ipynb js sh", "it is a program, which is never run: write the rows that it makes as .jsonl"),
+];
+
+/// Returns what a file is that is known to be no data file, and what to do.
+fn no_data_format(path: &Path) -> Option<&'static str> {
+    let end = path.extension()?.to_str()?.to_ascii_lowercase();
+    NO_DATA.iter().find(|(ends, _)| ends.split(' ').any(|known| known == end)).map(|(_, what)| *what)
+}
+
 /// Returns the common format of all files. Errors: a name shows no format; the names show several.
 fn common_format<'a>(
     files: impl Iterator<Item = &'a Path>,
@@ -137,10 +154,9 @@ fn common_format<'a>(
     for path in files {
         let unknown = || {
             let endings = known_endings();
-            SourceError::file(
-                path,
-                format!("unknown format: its name ends with none of {endings}. Set it with file_format = \"...\""),
-            )
+            let general =
+                format!("unknown format: its name ends with none of {endings}. Set it with file_format = \"...\"");
+            SourceError::file(path, no_data_format(path).map_or(general, str::to_owned))
         };
         *counts.entry(FileFormat::of_name(path).ok_or_else(unknown)?).or_default() += 1;
     }

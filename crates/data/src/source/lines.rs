@@ -8,14 +8,13 @@ use std::io::Read;
 use std::mem::take;
 use std::path::{Path, PathBuf};
 
-use firebrick_arch::python_json;
+use firebrick_arch::{counted, python_json};
 use serde_json::{Map, Value as Json};
 
 use super::error::{SourceError, SourceResult};
 use super::format::TextDocument;
 use super::open::{Bytes, FileRecords, Lines, checked_text, read_failed};
 use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Record, RecordPlace};
-use crate::counts::counted;
 
 pub(super) const TOO_LONG: &str =
     "Each line must be one JSON object; a file that is one JSON list is read with file_format = \"json\"";
@@ -96,7 +95,7 @@ fn describe(value: &Json) -> String {
         Json::String(_) => "a string".to_owned(),
         Json::Array(items) if is_chat(items) => format!(
             "a list of {}: `jq -c '{{messages: .}}' FILE > NEW.jsonl` writes each as an object",
-            counted(items.len() as u64, "message")
+            counted(items.len(), "message")
         ),
         Json::Array(items) => {
             format!("a list of {} (a file that is one JSON list is read with file_format = \"json\")", items.len())

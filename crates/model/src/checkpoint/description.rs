@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use firebrick_arch::{EMBEDDING, HEAD, ModelConfig, Rope, RopeScaling};
+use firebrick_arch::{EMBEDDING, HEAD, ModelConfig, Rope, RopeScaling, counted};
 use firebrick_precision::difference::{is_within, relative_difference};
 
 use crate::checkpoint::{HfFolder, OLD_BUFFER};
-use crate::error::{ModelError, counted};
+use crate::error::ModelError;
 
 /// Largest relative difference that rounding to a half format explains.
 const ROUNDING: f64 = 1e-2;

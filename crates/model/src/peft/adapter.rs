@@ -10,7 +10,7 @@ use std::path::Path;
 
 use firebrick_arch::json::read_text;
 use firebrick_arch::{
-    ArchError, EMBEDDING, HEAD, ModelConfig, ModelSpec, TextLayout, adapter_layout, is_other_part, layer_of,
+    ArchError, EMBEDDING, HEAD, ModelConfig, ModelSpec, TextLayout, adapter_layout, counted, is_other_part, layer_of,
     lora_tensor_names, magnitude_tensor_name, name_in_adapter, saved_tensor_name, text_name_in_adapter,
     token_rows_name,
 };
@@ -21,7 +21,7 @@ use super::wrapper::{settings_for_text, settings_for_wrapper};
 use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, config_json, parse_config};
 use crate::checkpoint::write::companions::write_file;
 use crate::checkpoint::{TensorF32, adapter_shapes, read_adapter_f32, safetensors_names, write_safetensors_f32};
-use crate::error::{ModelError, counted};
+use crate::error::ModelError;
 
 /// PEFT's prefix of a module's path.
 const PREFIX: &str = "base_model.model.";

@@ -12,8 +12,8 @@ mod trace;
 use std::sync::Arc;
 use std::time::Instant;
 
-use firebrick_arch::ModelConfig;
-use firebrick_data::{Batch, counted};
+use firebrick_arch::{ModelConfig, counted};
+use firebrick_data::Batch;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_hwprofile::roofline::{RateSource, Rates, RooflineTime, model_flops_utilization};
@@ -85,8 +85,7 @@ fn planned_and_measured(
     let folder = config.fetch_model_on(ranks, &[], need, console)?.folder;
     let model = config.read_model(&folder)?;
     let world_size = ranks.world_size();
-    let documents =
-        if options.documents == 1 { "one document".to_owned() } else { format!("{} documents", options.documents) };
+    let documents = counted(options.documents, "document");
     let data = DataShape {
         rows: options.micro_batch * world_size * config.train.steps.unwrap_or(1) as usize,
         row_len: options.seq,
@@ -104,9 +103,9 @@ fn planned_and_measured(
     let BenchOptions { steps, warmup, micro_batch, seq, .. } = *options;
     print(&format!(
         "bench: times {} of {} of {seq} random tokens after {} that are not timed; nothing is saved",
-        counted(steps as u64, "step"),
-        counted(micro_batch as u64, "row"),
-        counted(warmup as u64, "step")
+        counted(steps, "step"),
+        counted(micro_batch, "row"),
+        counted(warmup, "step")
     ));
     let saved = ["saved to", "checkpoints", "evaluation", "copy to save", "disk"];
     let plan_text = plan.to_string();

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use firebrick_arch::counted;
 use firebrick_hwprofile::AcceleratorSpec;
-use firebrick_hwprofile::spec::UnknownMachine;
 use firebrick_trainer::config::RunConfig;
 use firebrick_trainer::console::{Console, program, shell_quoted};
 use firebrick_trainer::new_recipe::{NewRecipe, file_name, new_recipe};
@@ -16,9 +16,11 @@ use firebrick_trainer::run::plan_for::PlanBasis;
 use firebrick_trainer::run::prepare::prepare_for;
 use firebrick_trainer::run::reading_data;
 
+use super::machine::machine_ids;
 use super::takes_colors;
 use crate::convert::{Converted, Remark, convert};
 use crate::inspect::{Style, inspect};
+use crate::offered::Offered;
 
 /// The recipe file, as a plain argument or as an option, and what is changed in it.
 #[derive(Args)]
@@ -81,7 +83,7 @@ pub(crate) struct PlanArguments {
     recipe: Recipe,
     /// Plan for this machine instead of the one at hand: b200, h100, a100, l4, mi300x, m4-max, tpu-v5p, ...; a wrong name lists all. `all` compares
     /// them in a table. A model that cannot be reached is planned from its shipped config.json, data that is not there as full rows.
-    #[arg(long = "for", value_name = "MACHINE", value_parser = machines)]
+    #[arg(long = "for", value_name = "MACHINE", hide_possible_values = true, value_parser = machines())]
     machine: Option<Machines>,
     /// Price of the machine per hour, for the cost of the run; of one among many as `h100=2.50`. May be given several times.
     #[arg(long, value_name = "PRICE", value_parser = price)]
@@ -101,8 +103,15 @@ enum Machines {
     One(&'static AcceleratorSpec),
 }
 
-fn machines(name: &str) -> Result<Machines, UnknownMachine> {
-    if name == "all" { Ok(Machines::All) } else { AcceleratorSpec::named(name).map(Machines::One) }
+/// Returns the parser of `--for`.
+fn machines() -> Offered<Machines> {
+    Offered {
+        values: ["all"].into_iter().chain(machine_ids()).collect(),
+        parse: |name| match name {
+            "all" => Ok(Machines::All),
+            name => AcceleratorSpec::named(name).map(Machines::One).map_err(|error| error.to_string()),
+        },
+    }
 }
 
 /// A price per hour, of one machine or of any.
@@ -226,13 +235,15 @@ pub(crate) fn convert_file(Convert { file, out }: &Convert) -> anyhow::Result<()
     let out = out.clone().unwrap_or_else(default);
     let name = out.display();
     ensure!(out.extension().is_some_and(|extension| extension == "toml"), "{name} does not end with .toml");
+    ensure!(!out.exists(), "{name} exists already: name another file with --out");
     let converted = convert(&text, file)?;
     let written = fs::File::create_new(&out).and_then(|mut file| file.write_all(converted.recipe.as_bytes()));
-    written.with_context(|| format!("cannot write {name}: name another file with --out"))?;
+    written.with_context(|| format!("cannot write {name}"))?;
     let Converted { carried, not_needed, left, problem, .. } = converted;
     let (not_needed, without) = (not_needed.len(), left.len());
     Console::VERBOSE.print(&format!(
-        "written to {name}: {carried} keys carried over, {not_needed} need nothing here, {without} have no counterpart"
+        "written to {name}: {} carried over; of the others {not_needed} need nothing here, and {without} have no counterpart",
+        counted(carried, "key")
     ));
     for Remark { line, setting, reason } in &left {
         Console::VERBOSE.print(&format!("  line {line}, {setting}: {reason}"));

@@ -8,6 +8,7 @@ mod card;
 use std::path::PathBuf;
 
 use clap::Args;
+use firebrick_arch::counted;
 use firebrick_hub::{HubId, Push, RepoKind};
 use firebrick_trainer::RunError;
 use firebrick_trainer::console::Console;
@@ -59,7 +60,7 @@ pub fn push(options: &PushOptions, console: Console) -> Result<String, RunError>
     let private = private.then_some(true);
     let pushed = hub.push(&Push { id, private, message: message.clone(), folder: folder.clone(), texts })?;
     let what = match &pushed.commit {
-        Some(commit) => format!("{} files in commit {commit}", pushed.files.len()),
+        Some(commit) => format!("{} in commit {commit}", counted(pushed.files.len(), "file")),
         None => "nothing to do, all files are there".to_owned(),
     };
     let stored = format!("{:.1} MB to large-file storage", pushed.stored_bytes as f64 / 1e6);

@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use firebrick_arch::counted;
 use firebrick_hwprofile::human;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -182,7 +183,7 @@ fn rewards(pairs: &PairMetrics) -> String {
 fn completions(policy: &PolicyMetrics) -> String {
     let late = match policy.timeouts {
         0 => String::new(),
-        count => format!("  {count} rewards too late"),
+        count => format!("  {} too late", counted(count, "reward")),
     };
     format!(
         "  reward {:.4}{late}  {} tokens  drift {:.1e}  sampling {} and training {} tokens/s",

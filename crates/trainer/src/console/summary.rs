@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use firebrick_arch::counted;
 use serde::{Deserialize, Serialize};
 
 use crate::console::grouped;
@@ -77,9 +78,9 @@ impl fmt::Display for Summary {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "\ndone: {} steps, {} loss tokens, {} tokens/s, {:.0} s on {}",
-            grouped(self.steps as f64),
-            grouped(self.loss_tokens as f64),
+            "\ndone: {}, {}, {} tokens/s, {:.0} s on {}",
+            counted(self.steps, "step"),
+            counted(self.loss_tokens, "loss token"),
             grouped(self.tokens_per_s),
             self.wall_s,
             self.backend

@@ -4,6 +4,7 @@ mod brief;
 
 use std::fmt;
 
+use firebrick_arch::counted;
 use firebrick_hwprofile::human::grouped;
 use firebrick_hwprofile::memory::{MemoryLine, human_bytes};
 use firebrick_kernels::{BackendKind, GemmFormat};
@@ -167,11 +168,16 @@ impl Plan {
     /// Returns when the run is evaluated and saved: name, value and reason of each line.
     pub(super) fn results(&self) -> impl Iterator<Item = (&'static str, String, String)> {
         let is_during = |every: u64| (1..self.steps.value).contains(&every);
-        let when = |every: u64| if is_during(every) { format!("every {every} steps") } else { "at the end".to_owned() };
+        let when = |every: u64| match every {
+            1 if is_during(every) => "every step".to_owned(),
+            _ if is_during(every) => format!("every {}", counted(every, "step")),
+            _ => "at the end".to_owned(),
+        };
         let start = if self.eval_on_start.value { "and before the first step" } else { "not before the first step" };
         let end = if is_during(self.eval_every_steps.value) { ", and after the last" } else { "" };
         let evaluation = ("evaluation", when(self.eval_every_steps.value), format!("{start}{end}"));
         let which = match (&self.best, self.checkpoints_kept.value) {
+            (None, 1) => "the newest is kept".to_owned(),
             (None, count) => format!("the newest {count} are kept"),
             (Some(_), count) => format!("the best and the newest are kept, {} in all", count.max(2)),
         };

@@ -1,5 +1,7 @@
 //! Decisions about the course of a run: its steps, the intervals between events, the learning rate, and the order of rows.
 
+use firebrick_arch::{counted, plural};
+
 use crate::config::{Interval, Mode, RunConfig, Warmup};
 use crate::plan::{Chosen, Made};
 
@@ -8,11 +10,11 @@ pub(super) fn steps(config: &RunConfig, rows: usize, per_step: usize) -> Chosen<
     match config.length() {
         Interval::Steps(steps) => {
             let epochs = steps as f64 * per_step as f64 / rows as f64;
-            Chosen::new(steps, format!("the recipe: {epochs:.2} epochs of {rows} rows"))
+            Chosen::new(steps, format!("the recipe: {epochs:.2} epochs of {}", counted(rows, "row")))
         }
         Interval::Epochs(epochs) => {
             let steps = (epochs * rows as f64 / per_step as f64).ceil().max(1.0) as u64;
-            Chosen::new(steps, format!("{epochs} epochs of {rows} rows, {per_step} rows per step, rounded up"))
+            Chosen::new(steps, format!("{}, rounded up", in_rows(epochs, rows, per_step)))
         }
     }
 }
@@ -24,10 +26,14 @@ pub(super) fn every(made: &Made<'_>, interval: fn(&RunConfig) -> Interval) -> Ch
     let steps = whole_steps(own, rows, per_step);
     match own {
         Interval::Steps(_) => Chosen::new(steps, Chosen::key(own, &default).reason),
-        Interval::Epochs(epochs) => {
-            Chosen::new(steps, format!("{epochs} epochs of {rows} rows, {per_step} rows per step, rounded"))
-        }
+        Interval::Epochs(epochs) => Chosen::new(steps, format!("{}, rounded", in_rows(epochs, rows, per_step))),
     }
+}
+
+/// Writes a length in epochs with what it is counted in.
+fn in_rows(epochs: f64, rows: usize, per_step: usize) -> String {
+    let epoch = plural(epochs == 1.0, "epoch");
+    format!("{epochs} {epoch} of {}, {} per step", counted(rows, "row"), counted(per_step, "row"))
 }
 
 /// Converts an interval to steps.
@@ -59,7 +65,7 @@ pub(super) fn learning_rate(made: &Made<'_>) -> Chosen<f64> {
     }
     let trains = if config.mode() == Mode::Full { "all weights" } else { "adapters" };
     let on = if config.preference.is_some() { " on pairs of answers" } else { "" };
-    Chosen::new(rate, format!("the default for {trains}{on}"))
+    Chosen::new(rate, format!("the usual rate for {trains}{on}"))
 }
 
 /// Returns the seed of the order of rows.
@@ -72,7 +78,10 @@ pub(super) fn data_seed(config: &RunConfig) -> Chosen<u64> {
 pub(super) fn accumulation(made: &Made<'_>) -> Chosen<usize> {
     let (own, rows, world_size) = (made.rows.of_rank(), made.rows_per_step(), made.wish.world_size);
     let ranks = if world_size == 1 { String::new() } else { format!(" ({own} on each of {world_size} ranks)") };
-    Chosen::new(made.rows.accumulation, format!("{rows} rows per step{ranks}, one loss denominator over all of them"))
+    Chosen::new(
+        made.rows.accumulation,
+        format!("{} per step{ranks}, one loss denominator over all of them", counted(rows, "row")),
+    )
 }
 
 #[cfg(all(test, feature = "flex"))]

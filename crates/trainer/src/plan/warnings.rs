@@ -2,7 +2,7 @@
 //!
 //! Trade-off: limits are rules of thumb; impossible settings are refused elsewhere.
 
-use firebrick_arch::Mixer;
+use firebrick_arch::{Mixer, counted};
 use firebrick_kernels::BackendKind;
 use firebrick_kernels::delta::has_cuda_kernels;
 
@@ -38,7 +38,8 @@ fn step(made: &Made<'_>) -> Option<String> {
         None => format!("train.micro_batch_size x train.gradient_accumulation to {most}"),
     };
     (of_step > rows).then(|| {
-        format!("a step has {of_step} rows and the data has {rows}: each is in it {times:.1} times; set {what} or less")
+        let of_step = counted(of_step, "row");
+        format!("a step has {of_step} and the data has {rows}: each is in it {times:.1} times; set {what} or less")
     })
 }
 

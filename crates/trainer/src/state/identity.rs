@@ -5,8 +5,7 @@
 //! Trade-off: `micro_batch_size` and `gradient_accumulation` may change as long as their product stays; sums are then rounded in another order, so
 //! the result is equal up to rounding, not bit for bit.
 
-use firebrick_arch::LoraConfig;
-use firebrick_data::counted;
+use firebrick_arch::{LoraConfig, counted};
 use firebrick_optim::Schedule;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -51,7 +50,7 @@ impl RunIdentity {
             values["data.data_seed"] = Value::Null;
         }
         values.insert("train.micro_batch_size x train.gradient_accumulation".to_owned(), plan.rows_per_step().into());
-        let documents = counted(documents as u64, "document");
+        let documents = counted(documents, "document");
         values.insert("data".to_owned(), format!("rows {data_fingerprint:016x}{OF}{documents}").into());
         Self(values)
     }

@@ -35,7 +35,7 @@ fn every_damaged_text_names_file_line_and_column() {
     refused(&folder, "g.json", "[\n1]", "g.json:2: a row must be a JSON object");
     refused(&folder, "h.json", "{\"a\":\n", "h.json:2");
     refused(&folder, "i.json", "hello", "i.json:1:1: not valid JSON");
-    refused(&folder, "a.csv", "text,label\nx\n", "a.csv:2: not a valid CSV row: 1 values");
+    refused(&folder, "a.csv", "text,label\nx\n", "a.csv:2: not a valid CSV row: 1 value, but");
     refused(&folder, "b.csv", b"text\nx\n\xff\n", "b.csv:3:1: not valid UTF-8");
     refused(&folder, "c.csv", "text,text\nx,y\n", "twice");
     refused(&folder, "d.csv", "text\na\0b\n", "d.csv:2:2: a NUL");
@@ -83,6 +83,13 @@ fn a_model_and_a_shell_s_home_are_no_data() {
     {
         let message = error_of(&folder.spec(name));
         assert!(message.contains(part), "{message}");
+    }
+    for (name, part) in
+        [("a.zip", "unpack it"), ("a.xlsx", "save it as CSV"), ("a.py", "never run"), ("a.xyz", "file_format")]
+    {
+        folder.write(name, "x");
+        let message = error_of(&folder.spec(name));
+        assert!(message.contains(name) && message.contains(part), "{message}");
     }
     let message = error_of(&SourceSpec::new("~/train.jsonl"));
     assert!(message.contains("'~' stands for a folder in a shell alone"), "{message}");

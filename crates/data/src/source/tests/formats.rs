@@ -77,7 +77,7 @@ fn a_choice_among_lists_needs_a_named_field() {
     assert_eq!(fields(&field("train")), [json!({"text": "x"})]);
     assert_eq!(fields(&field("test")), [json!({"text": "y"})]);
     for (spec, expected) in
-        [(folder.spec("a.json"), "several keys"), (field("tags"), "not of objects"), (field("no"), "no key")]
+        [(folder.spec("a.json"), "hold lists of objects"), (field("tags"), "not of objects"), (field("no"), "no key")]
     {
         let error = error_of(&spec);
         assert!(error.contains(expected) && error.contains("field = "), "{error}");

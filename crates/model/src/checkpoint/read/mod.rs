@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use firebrick_arch::folder::{INDEX_FILE, WEIGHTS_FILE};
 use firebrick_arch::json::{JsonObject, parse_object, read_text};
-use firebrick_arch::{ModelSpec, Role, TextLayout, is_other_part, text_name, text_name_in_adapter};
+use firebrick_arch::{ModelSpec, Role, TextLayout, counted, is_other_part, text_name, text_name_in_adapter};
 use firebrick_precision::{BlockScales, QuantFormat, QuantizedTensor};
 use safetensors::Dtype;
 use serde_json::Value;
@@ -29,7 +29,7 @@ use self::shard::Shard;
 use crate::checkpoint::experts::fused::{self, ExpertSlice};
 use crate::checkpoint::quantized::{self, Bnb4bit, QuantizedWeight};
 use crate::checkpoint::tensor::{TensorBytes, TensorF32, TensorInfo};
-use crate::error::{ModelError, counted, first_few};
+use crate::error::{ModelError, first_few};
 
 /// The weights of a model folder, checked but not read.
 #[derive(Debug)]

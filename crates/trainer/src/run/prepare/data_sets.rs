@@ -7,6 +7,7 @@ use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use firebrick_arch::counted;
 use firebrick_data::{
     CacheError, Corpus, DataError, Diagnosis, DocumentSet, EncodeOptions, Encoder, Fields, FileFormat, Hub, Mix,
     Mixture, Origin, Pipeline, RecordFormat, Source, SpecialToken, TemplateChoice, TemplateDefaults, TokenCache,
@@ -166,7 +167,8 @@ impl DataSets {
         notes.extend(sources.iter().map(|source| format!("held-out data: {source}")));
         if sources.is_empty() {
             let tokens: usize = (0..documents.len()).map(|index| documents.entry(index).tokens as usize).sum();
-            notes.push(format!("held out of it: {} examples, {tokens} tokens", documents.len()));
+            let (examples, tokens) = (counted(documents.len(), "example"), counted(tokens, "token"));
+            notes.push(format!("held out of it: {examples}, {tokens}"));
         }
         notes
     }
@@ -266,6 +268,10 @@ fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis) -> Vec
             fields.instruction, fields.output
         ));
     }
+    if source.format() == FileFormat::Text && begins_as_json(source) {
+        let remedy = "name the file .jsonl, or set data.file_format = \"jsonl\"";
+        remarks.push(format!("the text is JSON, and it is trained on as it stands; to read it as records, {remedy}"));
+    }
     let has_template = encoder.tokenizer().chat_template().is_ok();
     if options.record_format == RecordFormat::Preference && diagnosis.chats == 0 {
         let remedy = match has_template && fields.instruction == usual.instruction {
@@ -293,6 +299,13 @@ fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis) -> Vec
         remarks.push(format!("{percent:.1} % of the tokens are lost to max_seq_len = {limit}: {remedy}"));
     }
     remarks
+}
+
+/// Returns whether the first line of a text is an object of JSON.
+fn begins_as_json(source: &Source) -> bool {
+    let first = source.first_record().ok().flatten();
+    let line = first.and_then(|record| record.fields.get("text")?.as_str()?.lines().next().map(str::to_owned));
+    line.is_some_and(|line| line.starts_with('{') && serde_json::from_str::<serde_json::Value>(&line).is_ok())
 }
 
 fn cached(corpus: &Corpus<'_>, cache: &TokenCache) -> Result<(Tokenized, String, Option<PathBuf>), DataError> {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use firebrick_arch::ModelConfig;
+use firebrick_arch::{ModelConfig, counted};
 use firebrick_data::{DocumentSet, PackOptions, PackedDataset, PairRows, SpecialToken, Tokenizer};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_model::peft::check_adapter;
@@ -190,8 +190,10 @@ fn check_groups(plan: &Plan) -> Result<(), RunError> {
         return Ok(());
     }
     Err(RunError::Refused(format!(
-        "train.rows_per_step: a step has {rows} completions on {ranks} rank(s), and each rank needs whole groups of grpo.num_generations = \
+        "train.rows_per_step: a step has {} on {}, and each rank needs whole groups of grpo.num_generations = \
          {generations}: write a multiple of {}",
+        counted(rows, "completion"),
+        counted(ranks, "rank"),
         generations * ranks
     )))
 }
