@@ -246,6 +246,15 @@ fn keys_that_the_format_does_not_read_are_shown_before_a_run_and_by_inspect_and_
 }
 
 #[test]
+fn a_text_that_is_json_is_noted_with_how_to_read_its_records() {
+    let output = tempdir().unwrap();
+    let file = output.path().join("rows.txt");
+    fs::write(&file, chats()).unwrap();
+    let notes = data_of(&[&format!("data.path='{}'", file.display())]).notes().join("\n");
+    assert!(notes.contains("the text is JSON") && notes.contains("data.file_format = \"jsonl\""), "{notes}");
+}
+
+#[test]
 fn chat_template_of_the_recipe_replaces_that_of_the_model() {
     let output = tempdir().unwrap();
     let template = output.path().join("mine.jinja");

@@ -221,6 +221,8 @@ pub(crate) fn write_new(New { model, data, out }: New) -> anyhow::Result<()> {
     let written = fs::File::create_new(&file).and_then(|mut file| file.write_all(text.as_bytes()));
     written.with_context(|| format!("cannot write {name}"))?;
     print_plan(&prepared.data_notes, &prepared.plan);
+    let missing = prepared.missing.iter();
+    missing.for_each(|error| Console::VERBOSE.print(&format!("a run will not start: {error}")));
     let (program, quoted) = (program(), shell_quoted(&name.to_string()));
     Console::VERBOSE
         .print(&format!("\nwritten to {name}. Read it, change what you like, then\n  {program} train {quoted}"));

@@ -217,7 +217,8 @@ pub(crate) fn compare(arguments: Verify) -> anyhow::Result<()> {
     if let Some(what) = found.beyond(options.tolerance) {
         anyhow::bail!("{what}, above the tolerance of {:e}", options.tolerance);
     }
-    console.print(&format!("within {:e}", options.tolerance));
+    let within = if options.tolerance > 0.0 { format!("within {:e}", options.tolerance) } else { "equal".to_owned() };
+    console.print(&within);
     Ok(())
 }
 

@@ -168,6 +168,7 @@ fn a_path_is_described_by_the_keys_that_describe_a_source() {
 struct Refusals {
     combinations: Vec<(Vec<String>, String)>,
     messages: Vec<(String, Vec<String>, String, String)>,
+    yaml: Vec<(String, String)>,
 }
 
 #[test]
@@ -185,6 +186,12 @@ fn what_is_wrong_is_named_with_its_place_and_the_way_out() {
     for (text, overrides, start, part) in &table.messages {
         let message = refusal(&text.replace("{smallest}", SMALLEST), overrides);
         assert!(message.starts_with(start) && message.contains(part), "{text:?} {overrides:?} gave: {message}");
+    }
+    for (text, part) in &table.yaml {
+        let file = Path::new("configs/x.yaml");
+        let source = source::Source::parse(text, file, language::Language::Yaml, &[]);
+        let message = source.and_then(|source| RunConfig::from_source(source, file)).unwrap_err().to_string();
+        assert!(message.contains(part) && message.lines().count() == 1, "{text:?} gave: {message}");
     }
 }
 
