@@ -199,7 +199,7 @@ fn folder_of(model: &Path, need: Need, console: Console) -> Result<ModelFolder, 
     })?)
 }
 
-/// Returns the name of what the Hub could not be asked for, with what else it is not.
+/// Returns the name of what could not be fetched, with what else it is not.
 fn nor_folder(what: &str) -> String {
     format!("{what} (which is no folder here)")
 }
