@@ -99,7 +99,9 @@ fn is_result(path: &Path) -> RunError {
         None if what == "adapter" => format!("a new run starts from it with --set lora.init_from={shown}"),
         None => format!("a new run starts from it with --set model={shown}"),
     };
-    RunError::Refused(format!("--resume {shown}: these are the weights of the {what} that a run saved, not the run; {advice}"))
+    RunError::Refused(format!(
+        "--resume {shown}: these are the weights of the {what} that a run saved, not the run; {advice}"
+    ))
 }
 
 /// Verifies the files of a checkpoint, then reads its state.
