@@ -7,7 +7,9 @@ mod text;
 
 use std::cmp::Reverse;
 
-use firebrick_data::{Chat, ChatTemplate, DataError, FindingCount, FindingKind, PackReport, PackedDataset, Tokenizer};
+use firebrick_data::{
+    Chat, ChatTemplate, DataError, FindingCount, FindingKind, PackOptions, PackReport, PackedDataset, Tokenizer,
+};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::RunConfig;
@@ -58,7 +60,8 @@ pub fn inspect(config: &RunConfig, count: usize) -> Result<Inspection, RunError>
     let tokenizer = data_sets::tokenizer(config, &config.model_folder()?, prepare::now())?;
     let data = data_sets::read(config, &tokenizer, plan::tokenizing(config, &HardwareProfile::detect()))?;
     let settings = settings(config, &tokenizer, &data);
-    let view = |title, set| set_view(config, &tokenizer, count, title, set);
+    let packing = pack_options(config, &tokenizer, &data, 1);
+    let view = |title, set| set_view(config, &tokenizer, &packing, count, (title, set));
     let mut sets = vec![view("training data", data.train)?];
     if let Some(mut set) = data.held_out {
         if !set.sources.is_empty() {
@@ -73,12 +76,11 @@ pub fn inspect(config: &RunConfig, count: usize) -> Result<Inspection, RunError>
 fn set_view(
     config: &RunConfig,
     tokenizer: &Tokenizer,
+    packing: &PackOptions,
     count: usize,
-    title: &'static str,
-    set: ReadSet,
+    (title, set): (&'static str, ReadSet),
 ) -> Result<SetView, RunError> {
-    let packing = pack_options(config, tokenizer, set.documents.len(), 1);
-    let packed = PackedDataset::new(set.documents, packing);
+    let packed = PackedDataset::new(set.documents, packing.clone());
     let documents = packed.documents();
     let sample = |index: usize| {
         let place = place(&set.inputs, documents.entry(index).origin);
@@ -145,7 +147,7 @@ fn settings(config: &RunConfig, tokenizer: &Tokenizer, data: &DataSets) -> Vec<(
     }
     settings.extend(date_note(tokenizer, data).map(|note| ("date", note)));
     settings.extend(config.data.system_prompt.clone().map(|prompt| ("system prompt", prompt)));
-    settings.push(("max_seq_len", grouped(config.max_seq_len as f64)));
+    settings.push(("max_seq_len", grouped(config.max_seq_len() as f64)));
     if let Some(preference) = &config.preference {
         settings.push(("preference", firebrick_trainer::config::to_name(&preference.loss)));
     }

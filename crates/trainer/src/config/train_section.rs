@@ -81,8 +81,9 @@ section! {
         /// 3 the weights of the layers too, frozen or trained, which then travel in every pass. Each rank updates its share of the parameters
         /// and gives it to the others. Default 0.
         zero_stage: ZeroStage = ZeroStage::NONE;
-        /// Rows per forward and backward pass. "auto", with `rows_per_step`: the fastest division of a step that the plan says fits, decided
-        /// together with `recompute`; nothing is tried. Default 1.
+        /// Rows per forward and backward pass. "auto": the fastest division of a step that the plan says fits, decided together with
+        /// `recompute`; nothing is tried. Without `rows_per_step` a step then has 1 to 16 rows by the size of the data, so that an epoch has
+        /// about 200 steps where there is enough of it. Default 1.
         micro_batch_size: Auto<usize> = Auto::Given(1), Whole(1, ROWS);
         /// Micro-batches per step. Default: what `rows_per_step` needs, or 1.
         gradient_accumulation: Option<usize> = None, Whole(1, MICRO_BATCHES);
@@ -119,7 +120,8 @@ section! {
         spike_factor: f64 = 0.0, ZeroOrMore(FACTOR) => MayChange;
         /// So many steps in a row may be skipped; the next such step ends the run as "stop" does. Default 10.
         max_skipped_steps: u64 = 10, Whole(0, COUNT) => MayChange;
-        /// Passes over the data; may be a fraction. Default 1 if `steps` is absent.
+        /// Passes over the data; may be a fraction. Default, if `steps` is absent: as many as make about 150 steps, from 1 to 10; 1 for pairs,
+        /// rewards and new weights.
         epochs: Option<f64> = None, AboveZero(EPOCHS);
         /// Optimizer steps, instead of `epochs`. Default: absent.
         steps: Option<u64> = None, Whole(1, COUNT);
@@ -206,9 +208,22 @@ impl RunConfig {
         Interval::of(self.train.log_every, self.train.log_every_epochs, 1)
     }
 
-    /// Returns how long the run is.
-    pub fn length(&self) -> Interval {
-        self.train.steps.map_or_else(|| Interval::Epochs(self.train.epochs.unwrap_or(1.0)), Interval::Steps)
+    /// Returns how long the run is; `None`: the plan decides it by the size of the data.
+    pub fn length(&self) -> Option<Interval> {
+        let default = (!self.follows_size()).then_some(1.0);
+        let epochs = || self.train.epochs.or(default).map(Interval::Epochs);
+        self.train.steps.map(Interval::Steps).or_else(epochs)
+    }
+
+    /// Returns whether the run learns from documents one by one, from weights that know something: what its recipe leaves open then follows from
+    /// the size of the data.
+    pub fn follows_size(&self) -> bool {
+        self.init == Init::Pretrained && self.preference.is_none() && self.grpo.is_none()
+    }
+
+    /// Returns whether the plan decides the rows per step by the size of the data.
+    pub fn leaves_rows_open(&self) -> bool {
+        self.train.micro_batch_size == Auto::Auto && self.train.rows_per_step.is_none()
     }
 
     /// Returns how long the learning rate increases.
@@ -232,10 +247,10 @@ impl RunConfig {
         }
     }
 
-    /// Returns the rows per step of so many ranks: their effective batch. A micro-batch that is "auto" comes with `rows_per_step`.
+    /// Returns the rows per step of so many ranks: their effective batch. Panics if [`RunConfig::leaves_rows_open`].
     pub fn rows_per_step(&self, ranks: usize) -> usize {
         self.train.rows_per_step.unwrap_or_else(|| {
-            let rows = self.train.micro_batch_size.given().expect("a rule asks for rows_per_step next to \"auto\"");
+            let rows = self.train.micro_batch_size.given().expect("the size of the data does not decide them");
             rows * self.gradient_accumulation() * ranks
         })
     }
@@ -258,8 +273,8 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         .is_none_or(|(checkpointing, choice)| choice.given().is_some_and(|of| of.repeats_gemms() == checkpointing));
     let micro_batch = |key: &'static str, rows: Option<usize>| {
         let rows = rows.unwrap_or_default();
-        let tokens = (rows as u64).saturating_mul(config.max_seq_len as u64);
-        let problem = format!("{rows} rows of {} tokens are more than {MICRO_BATCH_TOKENS}", config.max_seq_len);
+        let tokens = (rows as u64).saturating_mul(config.max_seq_len() as u64);
+        let problem = format!("{rows} rows of {} tokens are more than {MICRO_BATCH_TOKENS}", config.max_seq_len());
         rule(tokens <= MICRO_BATCH_TOKENS, key, problem, "write fewer rows, or a smaller max_seq_len")
     };
     let mut rules = vec![
@@ -267,7 +282,7 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         micro_batch("eval.micro_batch_size", config.eval_micro_batch_size()),
     ];
     rules.extend(rules! {
-        "train.micro_batch_size": train.micro_batch_size != Auto::Auto || train.rows_per_step.is_some(),
+        "train.micro_batch_size": !config.leaves_rows_open() || config.follows_size(),
             "is \"auto\", and nothing says how many rows there are per step" =>
             "write train.rows_per_step, such as 64, or a number of rows";
         "train.weights": weights == TrainedWeights::Float32 || config.mode() == Mode::Full,
@@ -279,6 +294,9 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         "train.gradients": train.gradients != Auto::Given(FloatType::Bf16) || weights != TrainedWeights::Float32,
             "is \"bfloat16\", and gradients of weights in float32 are summed in float32" =>
             "write train.weights = \"bfloat16_exact\" or \"bfloat16_stochastic\" too, or remove this key";
+        "train.gradient_accumulation": !config.leaves_rows_open() || train.gradient_accumulation.is_none(),
+            "follows from train.micro_batch_size = \"auto\"" =>
+            "remove this key, or write a number of rows there";
         "train.zero_stage": stage.exists(),
             format!("is {stage}, and ZeRO has stages 0 to 3") =>
             "write 1 (divides the optimizer's state), 2 (gradients too), 3 (weights too), or 0";

@@ -167,7 +167,7 @@ pub(super) fn experts(made: &Made<'_>) -> Option<Chosen<String>> {
 
 /// Chooses longrope's factors once per run; transformers chooses them for each batch, by its longest sequence.
 pub(super) fn long_rope(config: &RunConfig, spec: &ModelSpec) -> Option<Chosen<&'static str>> {
-    let tokens = config.max_seq_len;
+    let tokens = config.max_seq_len();
     let of_rope = |rope: &Rope| match &rope.scaling {
         RopeScaling::LongRope { original_max_position_embeddings: original, .. } => {
             let (factors, than) = match rope.scaling.long_rope_factors(tokens)? {
@@ -197,7 +197,11 @@ pub(super) fn row_len(made: &Made<'_>) -> Chosen<usize> {
         (false, false) => "one document per row",
         (false, true) => "one pair of answers per row",
     };
-    Chosen::new(data.row_len, format!("max_seq_len; {how}: {}", data.report))
+    // Rows without packing are always as long as their documents.
+    let is_shorter = config.max_seq_len.is_none() && config.pack && data.row_len < config.max_seq_len();
+    let why =
+        if is_shorter { "max_seq_len is open, and small data makes more steps in short rows" } else { "max_seq_len" };
+    Chosen::new(data.row_len, format!("{why}; {how}: {}", data.report))
 }
 
 pub(super) fn ranks(made: &Made<'_>) -> Chosen<usize> {
@@ -241,7 +245,7 @@ pub(super) fn loss_chunk(made: &Made<'_>) -> Chosen<usize> {
 
 pub(super) fn max_positions(made: &Made<'_>) -> Chosen<usize> {
     let Wish { recipe: config, data, .. } = made.wish;
-    let positions = data.row_len.max(config.max_seq_len) + config.eval.max_new_tokens;
+    let positions = data.row_len.max(config.max_seq_len()) + config.eval.max_new_tokens;
     Chosen::new(positions, "the longest row and an answer after it")
 }
 

@@ -87,7 +87,8 @@ pub(super) fn resolve(changes: &[&str]) -> Result<Plan, RunError> {
 /// Plans another model or number of ranks in the same way.
 #[cfg(feature = "flex")]
 pub(super) fn resolve_for(model: &str, world_size: usize, changes: &[&str]) -> Result<Plan, RunError> {
-    let recipe = "name='n'\nmodel='m'\nbackend='flex'\nmax_seq_len=64\n[lora]\nr=4\n[data]\npath='d'\n";
+    let recipe =
+        "name='n'\nmodel='m'\nbackend='flex'\nmax_seq_len=64\n[lora]\nr=4\n[data]\npath='d'\n[train]\nepochs=1\n";
     let (config, model) = (read_recipe(recipe, changes), read_model(model));
     let profile = HardwareProfile::described(4, 8 << 30, Vec::new());
     let data = DataShape { rows: 100, longest_document: 20, documents_per_row: 4, has_chats: true, ..full_rows(64) };

@@ -48,7 +48,7 @@ impl DataShape {
 
     /// Returns the shape of the completions of prompts: as many rows as there may be, and as long as they may be.
     pub fn of_completions(self, grpo: &GrpoSection, config: &RunConfig) -> Self {
-        let (row_len, generations) = (config.max_seq_len, grpo.num_generations);
+        let (row_len, generations) = (config.max_seq_len(), grpo.num_generations);
         let report = format!(
             "completions of up to {} tokens, {generations} for each of {}",
             grpo.max_completion_length,
@@ -71,7 +71,7 @@ impl DataShape {
     /// Returns the shape of data that was not read: rows without padding, all of which counts in the loss. Packed rows hold documents of up to half
     /// a row.
     pub fn of_full_rows(config: &RunConfig) -> Self {
-        let row_len = config.max_seq_len;
+        let row_len = config.max_seq_len();
         let report = format!(
             "{} full rows of {} tokens are assumed",
             grouped(&Self::UNREAD_ROWS.to_string()),

@@ -54,8 +54,10 @@ fn divide<'a>(wish: &'a Wish<'a>, profile: &'a HardwareProfile, request: &PlanRe
         let rows = Rows { micro_batch_size: Chosen::new(rows, why), accumulation: own / rows };
         Made::of(wish, profile, request, rows)
     };
-    match (wish.recipe.train.rows_per_step, wish.micro_batch_size) {
-        (None, Auto::Auto) => unreachable!("a rule of the recipe asks for rows_per_step next to \"auto\""),
+    match (wish.rows_per_step, wish.micro_batch_size) {
+        (None, Auto::Auto) => {
+            unreachable!("next to \"auto\", the recipe or the size of the data decides the rows per step")
+        }
         (None, Auto::Given(rows)) => {
             made(rows, rows * wish.recipe.gradient_accumulation(), &Chosen::key(rows, &1).reason)
         }
@@ -124,7 +126,7 @@ fn of_one_rank(all: usize, ranks: usize) -> Result<usize, RunError> {
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use crate::plan::fixtures::{Example, resolve};
+    use crate::plan::fixtures::{Example, TINY, resolve, resolve_for};
     use crate::plan::{Chosen, Plan};
 
     const AUTO: [&str; 2] = ["train.micro_batch_size=auto", "train.rows_per_step=12"];
@@ -138,6 +140,18 @@ mod tests {
         let given = resolve(&["train.micro_batch_size=3", "train.rows_per_step=12"]).unwrap();
         assert_eq!((given.micro_batch_size.value, given.gradient_accumulation.value), (3, 4));
         assert_eq!(given.micro_batch_size.reason, "the recipe");
+    }
+
+    #[test]
+    fn without_a_number_a_step_has_rows_by_the_size_of_the_data() {
+        for (ranks, expected) in [(1, 1), (2, 2)] {
+            let plan = resolve_for(TINY, ranks, &AUTO[..1]).unwrap();
+            assert_eq!(plan.rows_per_step(), expected);
+            let why = &plan.gradient_accumulation.reason;
+            assert!(why.contains("per step by the size of the data"), "{why}");
+        }
+        let large = Example::on("h100", &["train.micro_batch_size=auto"]).plan();
+        assert_eq!(large.rows_per_step(), 16, "4,800 rows make 200 steps of 24, and 16 are the most");
     }
 
     /// Plans 16 rows of 4,096 tokens of an 8B model on an H100 with this much memory.

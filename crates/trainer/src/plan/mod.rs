@@ -30,6 +30,7 @@ mod micro_batch;
 mod paging;
 mod schedule;
 mod shapes;
+pub(crate) mod size;
 mod trained_weights;
 mod values;
 mod warnings;
@@ -273,7 +274,7 @@ plan! {
     #[serde(flatten)]
     train: PlannedTrain = PlannedTrain::new(&made.wish.recipe.train), keys of PlannedTrain;
     /// Maximum tokens of a document, and of a packed row.
-    max_seq_len: Chosen<usize> = Chosen::of(made, |config| config.max_seq_len), identifies "max_seq_len";
+    max_seq_len: Chosen<usize> = Chosen::of(made, |config| config.max_seq_len()), identifies "max_seq_len";
     pack: Chosen<bool> = Chosen::of(made, |config| config.pack), identifies "pack";
     /// Positions that the rotary tables cover.
     max_positions: Chosen<usize> = decide::max_positions(made);

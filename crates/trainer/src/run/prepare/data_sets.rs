@@ -3,6 +3,7 @@
 //! This file adds what only a recipe knows: the folder that stores tokens, and the names in reports.
 //! Trade-off: small data is tokenized by every run, which takes a second and leaves no files.
 
+use std::collections::HashSet;
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use firebrick_data::{
     Tokenized, Tokenizer,
 };
 
-use crate::config::{RunConfig, SourceConfig, to_name};
+use crate::config::{Auto, RunConfig, Share, SourceConfig, to_name};
+use crate::plan::size;
 
 /// Data of up to this many bytes is tokenized by every run, unless the recipe names a folder.
 const SMALL_BYTES: u64 = 8_000_000;
@@ -124,13 +126,27 @@ pub fn read(config: &RunConfig, tokenizer: &Tokenizer, pipeline: Pipeline) -> Re
     let separate = config.data.held_out_sources();
     let held_out = match config.data.eval_fraction {
         _ if !separate.is_empty() => Some(reader.set(&separate, Mix::Concatenate)?),
-        Some(fraction) => Some(train.hold_out(fraction)?),
+        Some(Auto::Given(Share(fraction))) => Some(train.hold_out(fraction)?),
+        Some(Auto::Auto) => match size::held_out(train.records()) {
+            Some(fraction) => Some(train.hold_out(fraction)?),
+            None => {
+                let fewest = size::FEWEST_TO_HOLD_OUT;
+                train.location += &format!("; fewer than {fewest} records: all are trained on, and none is held out");
+                None
+            }
+        },
         None => None,
     };
     Ok(DataSets { train, held_out })
 }
 
 impl ReadSet {
+    /// Returns the number of distinct records with documents.
+    fn records(&self) -> usize {
+        let record = |document| self.documents.entry(document).origin.record;
+        (0..self.documents.len()).map(record).collect::<HashSet<u64>>().len()
+    }
+
     /// Takes a fraction of the documents out, by a hash of each record.
     fn hold_out(&mut self, fraction: f64) -> Result<Self, DataError> {
         let (documents, held_out) = self.documents.split(fraction, &self.dropped)?;
@@ -228,7 +244,7 @@ impl<'a> Reader<'a> {
             roles_to_train: config.data.roles_to_train.clone(),
             train_end_of_turn: config.data.train_end_of_turn,
             overflow: config.data.overflow,
-            ..EncodeOptions::new(config.max_seq_len - of_answer)
+            ..EncodeOptions::new(config.max_seq_len() - of_answer)
         }
     }
 

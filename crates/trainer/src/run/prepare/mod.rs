@@ -19,14 +19,14 @@ use firebrick_hwprofile::HardwareProfile;
 use firebrick_model::peft::check_adapter;
 use firebrick_model::{Companions, HfFolder, ModelError};
 
-use self::data_sets::ReadSet;
+use self::data_sets::{DataSets, ReadSet};
 use self::prompts::PromptColumns;
 use self::weight_notes::{base_note, start_note};
 use crate::config::{Init, RunConfig};
 use crate::console::Console;
 use crate::error::RunError;
 use crate::hub::Need;
-use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
+use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest, size};
 use crate::run::step::evaluate::EvaluationSet;
 use crate::run::text::generate::check_vocabulary;
 use crate::run::text::sampling::{ChosenSampling, TypedSampling};
@@ -279,7 +279,7 @@ impl Data {
                     .transpose()?,
             }),
         };
-        let mut packing = pack_options(recipe, &tokenizer, data.train.documents.len(), world_size);
+        let mut packing = pack_options(recipe, &tokenizer, &data, world_size);
         packing.length_group = length_group.or(packing.length_group);
         let train = Arc::new(PackedDataset::new(data.train.documents, packing));
         let shape = DataShape::new(&train, has_chats);
@@ -375,18 +375,36 @@ pub fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64)
 }
 
-/// Returns how the recipe packs this many documents into rows.
-pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer, documents: usize, world_size: usize) -> PackOptions {
-    let defaults = PackOptions::new(config.max_seq_len);
+/// Returns the tokens of a row that suit the size of the data and hold every document, also those that are evaluated.
+fn row_len_by_size(data: &DataSets, most: usize) -> usize {
+    let tokens_of = |set: &ReadSet| -> (usize, usize) {
+        let lengths = (0..set.documents.len()).map(|document| set.documents.entry(document).tokens as usize);
+        lengths.fold((0, 0), |(sum, longest), tokens| (sum + tokens, longest.max(tokens)))
+    };
+    let (tokens, longest) = tokens_of(&data.train);
+    let also = data.held_out.as_ref().map_or(0, |set| tokens_of(set).1);
+    size::row_len(data.train.documents.len(), tokens, longest.max(also), most)
+}
+
+/// Returns how the recipe packs data into rows, those to train on and those to evaluate on.
+pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer, data: &DataSets, world_size: usize) -> PackOptions {
+    let (documents, pack) = (data.train.documents.len(), config.pack && config.grpo.is_none());
+    let defaults = PackOptions::new(match config.max_seq_len {
+        None if pack && config.follows_size() => row_len_by_size(data, config.max_seq_len()),
+        _ => config.max_seq_len(),
+    });
     // A group has several steps, so that chance still decides which rows share one, and the data has several groups, of a whole step at least. How a
     // step is divided into micro-batches and over ranks does not matter: a run that ran out of memory goes on with smaller ones.
-    let of_step = config.rows_per_step(world_size);
+    let of_step = match config.leaves_rows_open() {
+        true => size::rows_per_step(documents, world_size),
+        false => config.rows_per_step(world_size),
+    };
     let length_group = defaults
         .length_group
         .filter(|_| config.grpo.is_none())
         .map(|rows| rows.max((4 * of_step).min(of_step.max(documents / 16))));
     PackOptions {
-        pack: config.pack && config.grpo.is_none(),
+        pack,
         pad_token_id: tokenizer.pad_token_id(),
         pad_to_multiple_of: config.data.pad_to_multiple_of,
         pairs: config.preference.as_ref().map(|section| PairRows { prompt_loss: section.counts_prompt() }),
