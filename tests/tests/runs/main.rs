@@ -19,5 +19,6 @@ mod results;
 mod resume;
 #[cfg(unix)]
 mod rewards;
+mod small_data;
 mod special_tokens;
 mod wandb;
