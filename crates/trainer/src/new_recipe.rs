@@ -79,7 +79,6 @@ struct Draft<'a> {
     row_len: usize,
     /// Tokens of the longest example.
     longest: usize,
-    examples: usize,
     /// Rows of an epoch.
     rows: usize,
     size: Size,
@@ -96,7 +95,6 @@ impl<'a> Draft<'a> {
             template: None,
             row_len: ROW_TOKENS[0],
             longest: 0,
-            examples: 0,
             rows: 1,
             size: Size::Stored,
         };
@@ -115,10 +113,9 @@ impl<'a> Draft<'a> {
     /// Chooses the length of rows, from data in rows of the longest length, and counts them. Both answers of a pair share a row, so rows for pairs
     /// stay long.
     fn fit_rows(&mut self, data: &PackedDataset) {
-        let (report, is_pairs) = (data.report(), self.format == RecordFormat::Preference);
+        let report = data.report();
         (self.longest, self.rows) = (report.lengths.longest, data.rows());
-        self.examples = if is_pairs { data.pairs() } else { report.documents };
-        if !is_pairs {
+        if self.format != RecordFormat::Preference {
             let most = self.longest.next_power_of_two().clamp(ROW_TOKENS[1].min(self.row_len), self.row_len);
             self.row_len = size::row_len(report.documents, report.tokens, self.longest, most);
             self.rows = report.tokens.div_ceil(self.row_len);
@@ -191,15 +188,14 @@ impl<'a> Draft<'a> {
         if let Some(template) = self.template {
             section += &line(&format!("chat_template = {}", quoted(template)), "built in: the tokenizer has none");
         }
+        // The length of rows is found in all of the data.
+        if self.longest > 0 {
+            section += &line(
+                "eval_fraction = \"auto\"",
+                "a tenth is held out, at most 200 examples, and none of fewer than 20",
+            );
+        }
         section
-            + &match self.examples >= size::FEWEST_TO_HOLD_OUT {
-                true => {
-                    line("eval_fraction = \"auto\"", "a tenth is not trained on but evaluated, at most 200 examples")
-                }
-                false => {
-                    format!("# fewer than {} examples: none is held out to evaluate on\n", size::FEWEST_TO_HOLD_OUT)
-                }
-            }
     }
 
     fn train_section(&self, is_pairs: bool) -> String {
@@ -217,7 +213,7 @@ impl<'a> Draft<'a> {
             + &line(&format!("learning_rate = {rate}"), "the usual one for adapters")
             + &line(
                 &format!("epochs = {epochs}"),
-                "passes over the data: small data takes several, to make about 150 steps",
+                "passes over the data: several where it is small, for about 150 steps",
             )
     }
 }
@@ -271,7 +267,6 @@ mod tests {
             template: Some("zephyr"),
             row_len: 512,
             longest: 300,
-            examples: 1000,
             rows: 3200,
             size,
         }

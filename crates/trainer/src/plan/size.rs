@@ -89,11 +89,4 @@ mod tests {
             }
         }
     }
-
-    #[test]
-    fn ranks_divide_the_rows_of_a_step() {
-        for ranks in 1..=24 {
-            assert!(rows_per_step(5_000, ranks).is_multiple_of(ranks) && rows_per_step(1, ranks) == ranks);
-        }
-    }
 }
