@@ -246,7 +246,7 @@ mod tests {
     fn files_below(folder: &Path, endings: &[&str], into: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
-            let is_one = |ending: &&str| path.extension().is_some_and(|extension| extension == **ending);
+            let is_one = |ending: &&str| path.extension().is_some_and(|extension| extension == *ending);
             if path.is_dir() && !path.ends_with("fuzz") && !path.ends_with("target") {
                 files_below(&path, endings, into);
             } else if endings.iter().any(is_one) {
