@@ -71,7 +71,7 @@ pub const FAMILIES: [&str; 40] = [
     "tiny-qwen3-5-moe-vl", // the same with all experts of a layer in one tensor
     "tiny-gemma4", // a table of inputs of layers, keys and values of earlier layers, MLPs of two widths, heads of two widths
     "tiny-gemma4-dense", // keys as values and fewer key heads in the layer without a window
-    "tiny-gemma4-moe", // the same with experts beside the dense MLP, each with norms of its own
+    "tiny-gemma4-moe", // the same with experts next to the dense MLP, each with norms of its own
     "tiny-gemma4-unified", // the same without experts, the text model of 12B
     "tiny-gemma4-vl", // the text model of tiny-gemma4 next to towers for images and sound
     "tiny-gemma4-unified-vl", // that of tiny-gemma4-unified next to embedders

@@ -13,7 +13,7 @@ const LINEAR: [&str; 2] = ["self_attn.k_proj", "self_attn.v_proj"];
 const NORMS: [&str; 2] = ["self_attn.k_norm", "self_attn.v_norm"];
 
 impl ModelSpec {
-    /// Returns the layer whose keys and values a layer reads, if they are not its own.
+    /// Returns the layer that has the keys and values which another reads, if they are not its own.
     fn source_of(&self, layer: usize) -> Option<usize> {
         match self.layers.get(layer)?.mixer.attention()?.keys_and_values {
             KeysAndValues::OfLayer(source) => Some(source),

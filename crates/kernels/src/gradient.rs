@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_parameters_in_bf16_are_in_bf16_where_that_is_wanted_from_the_start() {
+    fn sums_of_parameters_in_bf16_are_in_bf16_where_that_is_requested_from_the_start() {
         let narrow = parameter("narrow", 4).in_format(DType::BF16);
         for (are_bf16, dtype) in [(false, DType::F32), (true, DType::BF16)] {
             let mut gradients = GradientMap::with_bf16_sums(are_bf16);

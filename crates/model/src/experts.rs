@@ -51,7 +51,7 @@ pub struct Experts<B: Kernels> {
     pub choices: Option<ExpertChoices<B>>,
 }
 
-/// Norms of router and experts beside a dense MLP. The norm before the layer's MLP is the dense one's, and that after it is the sum's.
+/// Norms of router and experts next to a dense MLP. The norm before the layer's MLP is the dense one's, and that after it is the sum's.
 #[derive(Clone, Debug)]
 pub struct ExpertNorms<B: Kernels> {
     /// Norm of the router's input.
@@ -95,7 +95,7 @@ pub(crate) struct SavedExperts<B: Kernels> {
     y_sd: Tensor<B, 2>,
     shared: Option<SavedShared<B>>,
     /// The sum of the experts' outputs and that with the dense MLP's, before their norms.
-    beside: Option<[Tensor<B, 2>; 2]>,
+    next_to_dense: Option<[Tensor<B, 2>; 2]>,
 }
 
 impl<B: Kernels> Experts<B> {
@@ -134,11 +134,11 @@ impl<B: Kernels> Experts<B> {
         let group = self.down.frozen_over(routing.rows.clone(), adapters);
         let (y, down) = B::project(gated, &group, Epilogue::None, keep);
         let y_sd = into_single(y);
-        let (output_nd, shared, beside) = match &self.norms {
+        let (output_nd, shared, next_to_dense) = match &self.norms {
             None => (B::combine(y_sd.clone(), &routing, Combined::WeightedOnto(residual_nd)), shared, None),
             Some(own) => {
                 let experts_nd = B::combine(y_sd.clone(), &routing, Combined::Weighted);
-                let (dense, after) = self.beside(norms);
+                let (dense, after) = self.dense_mlp(norms);
                 let input = Prologue::Norm { x: h_nd.clone(), norm: norms.0.operand() };
                 let (sum_nd, dense) = dense.forward(input, own.after.forward(experts_nd.clone()), keep, adapters);
                 let output_nd = B::rms_norm(sum_nd.clone(), &after.operand(), Some(residual_nd));
@@ -153,7 +153,7 @@ impl<B: Kernels> Experts<B> {
             down,
             y_sd,
             shared,
-            beside,
+            next_to_dense,
         });
         (output_nd, saved)
     }
@@ -178,9 +178,9 @@ impl<B: Kernels> Experts<B> {
         self.correction.iter().chain(&self.scale).chain(of_input)
     }
 
-    /// Returns the dense MLP that the experts are beside, and the norm of their sum.
-    fn beside<'a>(&'a self, norms: MlpNorms<'a, B>) -> (&'a SharedExpert<B>, &'a Norm<B>) {
-        self.shared.as_ref().zip(norms.1).expect("experts with norms of their own are beside a dense MLP")
+    /// Returns the dense MLP next to the experts, and the norm of their sum.
+    fn dense_mlp<'a>(&'a self, norms: MlpNorms<'a, B>) -> (&'a SharedExpert<B>, &'a Norm<B>) {
+        self.shared.as_ref().zip(norms.1).expect("experts with norms of their own are next to a dense MLP")
     }
 
     /// Computes the gradient of `h` from that of the output; gradients of parameters go to the sink.
@@ -193,13 +193,13 @@ impl<B: Kernels> Experts<B> {
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
-        let SavedExperts { h_nd, router, routing, gate_up, down, y_sd, shared, beside } = saved;
+        let SavedExperts { h_nd, router, routing, gate_up, down, y_sd, shared, next_to_dense } = saved;
         let own = self.norms.as_ref();
         // Of what the shared expert is added to, and of the experts' outputs.
-        let (d_sum_nd, d_experts_nd) = match own.zip(beside) {
+        let (d_sum_nd, d_experts_nd) = match own.zip(next_to_dense) {
             None => (dy_nd.clone(), dy_nd.clone()),
             Some((own, [experts_nd, sum_nd])) => {
-                let d_sum_nd = self.beside(norms).1.backward(sum_nd, dy_nd.clone(), None, sink);
+                let d_sum_nd = self.dense_mlp(norms).1.backward(sum_nd, dy_nd.clone(), None, sink);
                 let d_experts_nd = own.after.backward(experts_nd, d_sum_nd.clone(), None, sink);
                 (d_sum_nd, d_experts_nd)
             }

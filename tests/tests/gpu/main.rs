@@ -11,17 +11,14 @@ macro_rules! over_families {
             fn in_the_first_share() {
                 super::$function(crate::share(0));
             }
-
             #[test]
             fn in_the_second_share() {
                 super::$function(crate::share(1));
             }
-
             #[test]
             fn in_the_third_share() {
                 super::$function(crate::share(2));
             }
-
             #[test]
             fn in_the_last_share() {
                 super::$function(crate::share(3));

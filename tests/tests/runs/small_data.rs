@@ -1,4 +1,4 @@
-//! First runs teach: the recipes of README.md, of docs/getting-started.md and of `firebrick new`, on as few chats as people begin with.
+//! First runs teach: the recipes of README.md, of docs/getting-started.md and of `firebrick new`, on as few chats as users begin with.
 //!
 //! The chats are some of the quickstart's, with a fact in four wordings. The base is the quickstart's, which answers nothing before it is trained.
 //! Trade-off: a base of 1.6 million weights needs a rate of its own; all else is as the pages say.

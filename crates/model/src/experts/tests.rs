@@ -1,4 +1,4 @@
-//! Experts beside a dense MLP, as Gemma 4 has them: gradients, policies, and their names in a folder.
+//! Experts next to a dense MLP, as Gemma 4 has them: gradients, policies, and their names in a folder.
 
 use burn_tensor::Tensor;
 use firebrick_arch::{
@@ -15,7 +15,7 @@ use crate::layer::Mlp;
 use crate::mixer::tests::{are_slopes, assert_near, gradients, model_of};
 use crate::test_config::{tiny, write_folder_of};
 
-/// Describes two layers of three experts beside a dense MLP.
+/// Describes two layers of three experts next to a dense MLP.
 fn config(top_k: usize) -> ModelConfig {
     let mut config = tiny(&[]).unwrap();
     config.spec.initializer_range = 0.3;

@@ -210,7 +210,7 @@ impl Architecture {
         }
     }
 
-    /// Returns the layer whose keys and values a layer reads, unless llama.cpp takes the same: of the last two layers with their own it has the last for
+    /// Returns the layer that has the keys and values which another reads, unless llama.cpp takes the same: of the last two layers with their own it has the last for
     /// layers without a window, and the other for those with one.
     fn source_unlike_llama_cpp(&self, spec: &ModelSpec, attention: &AttentionSpec) -> Option<usize> {
         let KeysAndValues::OfLayer(source) = attention.keys_and_values else { return None };

@@ -22,9 +22,9 @@ pub(super) fn decide(made: &Made<'_>) -> Option<Chosen<bool>> {
 
 fn why(backend: BackendKind, pack: bool) -> String {
     let attention = if pack {
-        "gradients of attention inside packed rows come from our own kernels, which take longer than cuDNN's for long documents"
+        "gradients of attention inside packed rows come from the flash kernels, which take longer than cuDNN's for long documents"
     } else {
-        "gradients of attention come from our own kernels, which take longer than cuDNN's, except for rows of one length whose scores' gradients \
+        "gradients of attention come from the flash kernels, which take longer than cuDNN's, except for rows of one length whose scores' gradients \
          take up to 1 GiB"
     };
     match backend {

@@ -10,11 +10,11 @@ const ROW_MULTIPLE: usize = 64;
 /// Steps of an epoch before a step gets more rows.
 const STEPS_PER_EPOCH: usize = 200;
 /// Rows of the largest step.
-const MOST_ROWS: usize = 16;
+const MAX_ROWS: usize = 16;
 /// Steps of a run over small data.
 const STEPS: f64 = 150.0;
 /// Passes over the smallest data.
-const MOST_EPOCHS: f64 = 10.0;
+const MAX_EPOCHS: f64 = 10.0;
 /// Fewer records are all trained on.
 pub(crate) const FEWEST_TO_HOLD_OUT: usize = 20;
 /// The largest share that is held out, and about how many records that may be.
@@ -29,12 +29,12 @@ pub(crate) fn row_len(documents: usize, tokens: usize, longest: usize, most: usi
 
 /// Returns the rows per step of so many ranks together, where an epoch has `rows`.
 pub(crate) fn rows_per_step(rows: usize, ranks: usize) -> usize {
-    (rows / STEPS_PER_EPOCH).clamp(1, MOST_ROWS).next_multiple_of(ranks)
+    (rows / STEPS_PER_EPOCH).clamp(1, MAX_ROWS).next_multiple_of(ranks)
 }
 
 /// Returns the passes over data of so many rows.
 pub(crate) fn epochs(rows: usize, rows_per_step: usize) -> f64 {
-    (STEPS * rows_per_step as f64 / rows as f64).round().clamp(1.0, MOST_EPOCHS)
+    (STEPS * rows_per_step as f64 / rows as f64).round().clamp(1.0, MAX_EPOCHS)
 }
 
 /// Returns the share of so many records that is held out; `None` if they are too few.
@@ -82,7 +82,7 @@ mod tests {
                 let case = format!("{documents} of {mean}: {:?}", (held_out, row_len, per_step, epochs, steps));
                 assert!(10 * held_out <= documents && (held_out > 0) == (documents >= 20), "{case}");
                 assert!((longest..=2048).contains(&row_len) && (1..=16).contains(&per_step), "{case}");
-                assert!(steps >= 100 || epochs == MOST_EPOCHS, "{case}");
+                assert!(steps >= 100 || epochs == MAX_EPOCHS, "{case}");
                 assert!(steps <= 225 || epochs == 1.0, "{case}");
                 let of_a_step = (per_step * row_len) as f64 / mean as f64;
                 assert!(documents < 20 || documents > 2_000 || of_a_step <= 0.25 * documents as f64, "{case}");
