@@ -404,7 +404,11 @@ impl<B: Kernels> Decoder<B> {
         x_nd
     }
 
+    /// Begins a pass: returns the scaled rows of tokens in the embedding.
     pub(crate) fn embed(&self, ids_n: Tensor<B, 1, Int>) -> Tensor<B, 2> {
+        if let Some(choices) = &self.choices {
+            choices.clear();
+        }
         let Weight::Dense(table_vd) = self.embed_tokens.weight() else {
             unreachable!("the embedding is never quantized")
         };

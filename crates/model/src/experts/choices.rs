@@ -18,12 +18,17 @@ impl<B: Kernels> Default for ExpertChoices<B> {
 }
 
 impl<B: Kernels> ExpertChoices<B> {
+    /// Forgets what earlier passes chose.
+    pub(crate) fn clear(&self) {
+        self.entries().clear();
+    }
+
     pub(crate) fn add(&self, experts_nk: Tensor<B, 2, Int>) {
         self.entries().push(experts_nk);
     }
 
-    /// Takes the choices of the last pass, which was over `tokens` tokens and the first since they were taken: for each of the tokens `of` a number per
-    /// router, which is the same where the same experts were chosen. Call it outside of sections.
+    /// Takes the choices of the last pass, which was over `tokens` tokens: for each of the tokens `of` a number per router, which is the same where the
+    /// same experts were chosen. Call it outside of sections, and before a backward that chooses again.
     ///
     /// # Panics
     /// If one of the tokens is not among `tokens`.
