@@ -11,6 +11,7 @@ use bytemuck::NoUninit;
 
 use crate::context::Context;
 use crate::error::CudaError;
+use crate::pointer::DevicePointer;
 
 /// Bytes of a row of a box.
 const BOX_ROW: u32 = 128;
@@ -28,7 +29,7 @@ struct EncodedMap(TensorMap);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteMatrices {
     /// The first byte, on the 16-byte grid.
-    pub address: u64,
+    pub address: DevicePointer<u8>,
     /// Number of matrices.
     pub matrices: usize,
     /// Rows of a matrix.
@@ -51,7 +52,7 @@ impl Context {
         let [bytes, plain, swizzled, fill, zeros] = [0, 0, 3, 2, 0];
         let sizes = [of.width, of.rows, of.matrices].map(|size| size as u64);
         let (strides, boxes) = (of.strides.map(|stride| stride as u64), [BOX_ROW, of.box_rows, 1]);
-        let address = ptr::without_provenance_mut::<c_void>(of.address as usize);
+        let address = ptr::without_provenance_mut::<c_void>(of.address.address() as usize);
         let mut map = EncodedMap(TensorMap([0; 16]));
         let driver = self.driver();
         let encode = || {

@@ -8,9 +8,7 @@ pub mod error;
 pub mod experts;
 mod generate;
 mod gguf;
-mod host_table;
 pub mod layer;
-mod layer_inputs;
 pub mod linear;
 mod load;
 mod merge;
@@ -19,13 +17,11 @@ pub mod norm;
 mod parameters;
 mod pass;
 pub mod peft;
-pub mod per_layer;
 mod policy;
 mod preference;
 pub mod sampling;
 mod score;
 pub mod shared_expert;
-mod snapshot;
 
 #[cfg(test)]
 mod test_config;
@@ -54,4 +50,3 @@ pub use pass::PassOptions;
 pub use preference::{PairBatch, PairReference};
 pub use sampling::{FolderSampling, Sampler, Sampling};
 pub use score::Score;
-pub use snapshot::WriteWeights;

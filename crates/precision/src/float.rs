@@ -164,3 +164,51 @@ impl fmt::Display for NarrowFloat {
         formatter.pad(self.name())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_follows_the_formula_of_its_fields() {
+        for format in NarrowFloat::ALL {
+            let Some(fields) = format.fields() else { continue };
+            for code in 0..format.codes() {
+                let mantissa = f64::from(code & ((1 << fields.mantissa_bits) - 1));
+                let exponent = (code >> fields.mantissa_bits & ((1 << fields.exponent_bits) - 1)) as i32;
+                let steps = 2_f64.powi(fields.mantissa_bits as i32);
+                let unit = 2_f64.powi(exponent.max(1) - fields.bias as i32) / steps;
+                let magnitude = (mantissa + if exponent == 0 { 0.0 } else { steps }) * unit;
+                let value = format.decode(code as u8);
+                if value.is_finite() {
+                    let sign = if code & fields.sign_mask() == 0 { 1.0 } else { -1.0 };
+                    assert_eq!(f64::from(value).to_bits(), (sign * magnitude).to_bits(), "{format} {code:#x}");
+                } else {
+                    assert!(magnitude > f64::from(format.max()), "{format} {code:#x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn special_values_are_the_published_ones() {
+        // The smallest number is the first one above zero, which E8M0 does not have.
+        let limits = NarrowFloat::ALL.map(|format| (format.max(), format.decode(u8::from(format.fields().is_some()))));
+        let e4m3 = (448.0, power_of_two(-9));
+        assert_eq!(limits, [e4m3, (6.0, 0.5), (power_of_two(127), power_of_two(-127)), e4m3]);
+        let e2m1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        assert_eq!(e2m1, NarrowFloat::E2m1.table()[..8]);
+        assert_eq!(e2m1.map(|value| -value), NarrowFloat::E2m1.table()[8..16]);
+    }
+
+    #[test]
+    fn only_the_documented_codes_are_not_finite() {
+        let special = |format: NarrowFloat| {
+            (0..format.codes()).filter(|&code| !format.decode(code as u8).is_finite()).collect::<Vec<_>>()
+        };
+        assert_eq!(special(NarrowFloat::E4m3), [0x7F, 0xFF]);
+        assert!(special(NarrowFloat::E2m1).is_empty());
+        assert_eq!(special(NarrowFloat::E8m0), [0xFF]);
+        assert_eq!(special(NarrowFloat::Ue4m3), [0x7F]);
+    }
+}

@@ -57,20 +57,16 @@ pub enum RunError {
         /// What is saved and how to continue.
         advice: String,
     },
-    /// The loss or the gradients of a step are not finite, or too many steps were skipped.
+    /// The loss or the gradient is not a number.
     #[error(
-        "step {step}: {problem}: training has diverged and was stopped; {found}. The last checkpoint is untouched. Lower \
-         train.learning_rate, raise train.warmup_steps, or look at the rows of this step, which are saved; this runs \
-         them again: {replay}"
+        "step {step}: loss is {loss}, gradient norm is {grad_norm}: training has diverged and was stopped. The last checkpoint \
+         is untouched. Lower train.learning_rate, raise train.warmup_steps, or look at the rows of this step"
     )]
-    StepStopped {
+    NotFinite {
         /// The step, from 1.
         step: u64,
-        problem: String,
-        /// Where the first such value is.
-        found: String,
-        /// The command that runs the step again.
-        replay: String,
+        loss: f32,
+        grad_norm: f32,
     },
     /// The trained weights are not finite, or so large that their norm is not.
     #[error(
@@ -104,7 +100,7 @@ pub enum RunError {
 impl RunError {
     /// Returns whether the numbers of a step are wrong, so that nothing of the step may be saved.
     pub fn is_of_numbers(&self) -> bool {
-        matches!(self, Self::StepStopped { .. } | Self::WeightsNotFinite { .. } | Self::NotItsReference { .. })
+        matches!(self, Self::NotFinite { .. } | Self::WeightsNotFinite { .. } | Self::NotItsReference { .. })
     }
 
     /// Returns whether a disk had no room for what was to be written.
@@ -128,7 +124,6 @@ impl RunError {
 mod tests {
     use std::path::PathBuf;
 
-    use firebrick_arch::ArchError;
     use firebrick_model::ModelError;
 
     use super::*;
@@ -141,7 +136,7 @@ mod tests {
             [
                 StorageError::writing(Path::new("file"), 9, source()).into(),
                 StorageError::io("rename to", Path::new("file"), source()).into(),
-                ModelError::from(ArchError::io("write", &path)(source())).into(),
+                ModelError::Io { action: "write", path: path.clone(), source: source() }.into(),
             ]
         };
         for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded] {

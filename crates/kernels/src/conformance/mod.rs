@@ -10,15 +10,24 @@ pub(crate) mod check;
 use burn_tensor::DType;
 use firebrick_precision::difference::is_within;
 
-pub use self::check::{Case, Extent, Finding, tolerance};
+pub use self::check::{Case, Finding, tolerance};
 
-use self::check::Check;
+use self::check::{Check, Extent};
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 use crate::Hint;
 use crate::Kernels;
 
-/// Runs every operation.
-pub fn operations<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Finding> {
+/// Runs every operation in all its variants.
+pub fn every_operation<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
+    run::<B>(case, device, Extent::All)
+}
+
+/// Runs every operation in its most usual variant, which is fast enough before a run starts.
+pub fn usual_operations<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
+    run::<B>(case, device, Extent::First)
+}
+
+fn run<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Finding> {
     let mut check = Check::<B>::new(case, device, extent);
     crate::norm::conformance::check(&mut check);
     crate::embedding::conformance::check(&mut check);
@@ -40,7 +49,7 @@ pub fn operations<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -
     check.findings
 }
 
-/// Starts to prepare the attention that [`operations`] or [`attention`] will need for a case.
+/// Starts to prepare the attention that [`usual_operations`] or [`attention`] will need for a case.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 pub(crate) fn begin_attention<B: Kernels>(case: &Case, device: &B::Device) {
     let check = Check::<B>::new(case, device, Extent::First);
@@ -49,7 +58,16 @@ pub(crate) fn begin_attention<B: Kernels>(case: &Case, device: &B::Device) {
 }
 
 /// Runs attention alone: documents of one length may use another kernel than packed ones.
-pub fn attention<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Finding> {
+pub fn attention<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
+    attention_in::<B>(case, device, Extent::First)
+}
+
+/// Runs attention alone, in all its variants.
+pub fn every_attention<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
+    attention_in::<B>(case, device, Extent::All)
+}
+
+fn attention_in<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Finding> {
     let mut check = Check::<B>::new(case, device, extent);
     crate::attention::conformance::check(&mut check);
     check.findings
@@ -84,7 +102,7 @@ mod tests {
     use super::*;
 
     fn assert_case(case: &Case) {
-        let findings = operations::<Flex>(case, &Default::default(), Extent::All);
+        let findings = every_operation::<Flex>(case, &Default::default());
         assert!(findings.len() > 100, "{} findings", findings.len());
         for finding in findings {
             // Gradients that are exactly zero are compared with an absolute 1e-3 (see `Check::compare`). Rounding
@@ -121,7 +139,7 @@ mod tests {
 
     #[test]
     fn the_usual_operations_are_of_every_subject() {
-        let findings = operations::<Flex>(&Case::small(DType::F32, 32), &Default::default(), Extent::First);
+        let findings = usual_operations::<Flex>(&Case::small(DType::F32, 32), &Default::default());
         for subject in [
             "rms_norm",
             "embed",
@@ -138,14 +156,14 @@ mod tests {
         ] {
             assert!(findings.iter().any(|finding| finding.what.starts_with(subject)), "{subject} is missing");
         }
-        let all = operations::<Flex>(&Case::small(DType::F32, 32), &Default::default(), Extent::All);
+        let all = every_operation::<Flex>(&Case::small(DType::F32, 32), &Default::default());
         assert!(findings.len() * 2 < all.len(), "{} of {}", findings.len(), all.len());
     }
 
     #[test]
     fn half_formats_take_the_reference_bodies() {
         let case = Case { window: Some(9), ..Case::small(DType::BF16, 32) };
-        verdict(DType::BF16, operations::<Flex>(&case, &Default::default(), Extent::All)).unwrap();
+        verdict(DType::BF16, every_operation::<Flex>(&case, &Default::default())).unwrap();
     }
 
     #[test]

@@ -4,7 +4,6 @@
 //! Trade-off: the host representation is private to each backend, hence the trait objects. A deferred readback returns
 //! one number per tensor; larger values are read with Burn's own operations.
 
-use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -17,20 +16,25 @@ pub struct HostBuffer {
     bytes: Box<dyn Memory>,
 }
 
-/// The memory of a buffer: bytes, of the backend's own type.
-pub(crate) trait Memory: DerefMut<Target = [u8]> + Any + Send {}
+/// The memory of a buffer: bytes, and a way back to the backend's own type.
+pub(crate) trait Memory: DerefMut<Target = [u8]> + Send {
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send>;
+}
 
-impl<T: DerefMut<Target = [u8]> + Any + Send> Memory for T {}
+impl Memory for Vec<u8> {
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send> {
+        self
+    }
+}
 
 impl HostBuffer {
-    pub(crate) fn new(bytes: impl Memory) -> Self {
+    pub(crate) fn new(bytes: impl Memory + 'static) -> Self {
         Self { bytes: Box::new(bytes) }
     }
 
     /// Returns the memory itself, if it is of this type.
-    pub(crate) fn into_memory<T: Any>(self) -> Option<T> {
-        let memory: Box<dyn Any> = self.bytes;
-        memory.downcast().ok().map(|memory| *memory)
+    pub(crate) fn into_memory<T: std::any::Any>(self) -> Option<T> {
+        self.bytes.into_any().downcast().ok().map(|memory| *memory)
     }
 }
 

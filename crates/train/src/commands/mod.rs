@@ -1,6 +1,5 @@
 //! The commands of `firebrick`: their options, and the functions they call.
 
-pub(crate) mod answers;
 #[cfg(test)]
 mod command_page;
 pub(crate) mod machine;
@@ -12,11 +11,16 @@ pub(crate) mod text;
 pub(crate) mod timing;
 pub(crate) mod training;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
-pub(crate) use firebrick_trainer::console::warn;
+use firebrick_trainer::console::escaped;
 
 /// Returns whether output to `stream` may have colors: it is a terminal, and `NO_COLOR` is not set.
 pub(crate) fn takes_colors(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Writes a line on standard error. A closed pipe is ignored.
+pub(crate) fn warn(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", escaped(text));
 }

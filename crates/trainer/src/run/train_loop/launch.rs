@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use firebrick_arch::counted;
 use firebrick_data::records_encoded;
 use firebrick_kernels::CommError;
 use firebrick_parallel::{ParallelError, Ranks};
@@ -148,5 +147,5 @@ fn ready(options: &RunOptions) -> Result<Ready, RunError> {
 
 /// Returns the text to show while data is read and tokenized.
 pub fn reading_data() -> String {
-    format!("reading data: {} tokenized", counted(records_encoded(), "record"))
+    format!("reading data: {} records tokenized", records_encoded())
 }

@@ -15,8 +15,6 @@ pub(crate) struct Library {
     pub(super) refuses_forward: Cell<bool>,
     pub(super) refuses_backward: Cell<bool>,
     pub(crate) limits: Cell<CudnnLimits>,
-    /// Whether gradients are added in a fixed order.
-    pub(crate) in_order: Cell<bool>,
 }
 
 impl Library {
@@ -32,7 +30,6 @@ impl Library {
             refuses_forward: Cell::new(false),
             refuses_backward: Cell::new(false),
             limits: Cell::default(),
-            in_order: Cell::default(),
         })
     }
 
