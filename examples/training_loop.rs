@@ -21,7 +21,7 @@ use firebrick_model::{
     BaseStorage, BuildOptions, Decoder, HfFolder, LoraConfig, LossOptions, MicroBatch, PassOptions, TargetModules,
     read_config,
 };
-use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind};
+use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, TrainedWeights};
 use firebrick_precision::{Format, QuantFormat};
 
 const QUICKSTART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/quickstart");
@@ -37,6 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         beta2: 0.999,
         epsilon: 1e-8,
         weight_decay: 0.0,
+        weights: TrainedWeights::default(),
         max_grad_norm: Some(1.0),
     });
     for step in 1..=steps {

@@ -33,6 +33,15 @@ FAMILIES = {
         dict(sliding_window_pattern=2, rope_theta=1e5, rope_local_base_freq=12_345.0),
         dict(rope_scaling=dict(rope_type="linear", factor=8.0)),
     ],
+    "gemma4_text": [
+        {},
+        dict(attention_k_eq_v=True, num_global_key_value_heads=2, hidden_size_per_layer_input=0),
+        dict(num_global_key_value_heads=2, global_head_dim=6, head_dim=4, sliding_window=16, final_logit_softcapping=30.0),
+        # Ten layers, so that one with full attention is before those that share its keys.
+        dict(num_hidden_layers=10, num_kv_shared_layers=3, use_double_wide_mlp=True, vocab_size_per_layer_input=300_000),
+        dict(enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=6, hidden_size_per_layer_input=0),
+    ],
+    "gemma4_unified_text": [{}, dict(attention_k_eq_v=True, num_global_key_value_heads=1, use_bidirectional_attention=None)],
     "glm": [{}],
     "glm4": [{}, dict(partial_rotary_factor=0.25, attention_bias=False)],
     "glm4_moe": [{}, dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=6, first_k_dense_replace=2)],
@@ -77,6 +86,8 @@ QWEN3_VL |= dict(rope_scaling=dict(rope_type="default", mrope_section=[24, 20, 2
 # Checkpoints with a vision tower, whose settings are left out: what is given for the text model.
 WRAPPERS = {
     "gemma3": dict(sliding_window=1024, rope_scaling=dict(rope_type="linear", factor=8.0)),
+    "gemma4": dict(SIZES, num_kv_shared_layers=1),
+    "gemma4_unified": dict(SIZES, attention_k_eq_v=True, num_global_key_value_heads=1),
     "mistral3": dict(SIZES, model_type="ministral3"),
     "qwen2_5_vl": SIZES | QWEN2_5_VL,
     "qwen3_vl": SIZES | QWEN3_VL,
@@ -88,7 +99,7 @@ WRAPPERS = {
 def row(model_type, given, architecture):
     """The given keys as a config.json, and the whole as transformers writes it."""
     whole = CONFIG_MAPPING[model_type](**json.loads(json.dumps(given))).to_diff_dict()
-    for key in ["transformers_version", "vision_config"]:
+    for key in ["transformers_version", "vision_config", "audio_config"]:
         whole.pop(key, None)
     assert whole["model_type"] == model_type
     return dict(given=dict(architectures=[architecture], **given), whole=whole)

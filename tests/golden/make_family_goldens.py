@@ -53,6 +53,10 @@ FAMILIES = {
     "tiny-qwen3-5-moe": dict(ids=1063, lora=7009, packed=3011, prompts=[434, 430]),
     "tiny-olmo-hybrid": dict(ids=1000, lora=7000, packed=3002, prompts=[430, 431], documents=(5000, CHUNKED)),
     "tiny-qwen3-next": dict(ids=1000, lora=7016, packed=3005, prompts=[438, 433]),
+    "tiny-gemma4": dict(ids=1000, lora=7000, packed=3002, prompts=[433, 431]),
+    "tiny-gemma4-dense": dict(ids=1000, lora=7000, packed=3002, prompts=[513, 448]),
+    "tiny-gemma4-moe": dict(ids=1004, lora=7048, packed=3004, prompts=[442, 435]),
+    "tiny-gemma4-unified": dict(ids=1000, lora=7000, packed=3002, prompts=[471, 431]),
 }
 
 # The same for text models with a vision tower, given text only. Gradients have the names of the text model alone.
@@ -63,6 +67,8 @@ WRAPPERS = {
     "tiny-qwen3-vl": dict(ids=708, lora=714, packed=724, prompts=[738, 757]),
     "tiny-qwen3-5-vl": dict(ids=1000, lora=7000, packed=3002, prompts=[436, 437]),
     "tiny-qwen3-5-moe-vl": dict(ids=1024, lora=7019, packed=3009, prompts=[437, 432]),
+    "tiny-gemma4-vl": dict(ids=1000, lora=7000, packed=3002, prompts=[430, 431]),
+    "tiny-gemma4-unified-vl": dict(ids=1000, lora=7000, packed=3002, prompts=[442, 432]),
 }
 
 # Adapters of experts' parameters, each with its base and the seed of its ids.
@@ -70,6 +76,7 @@ PARAMETER_ADAPTERS = {
     "tiny-qwen3-moe-parameters": ("tiny-qwen3-moe", 560),
     "tiny-mixtral-parameters": ("tiny-mixtral", 909),
     "tiny-gpt-oss-parameters": ("tiny-gpt-oss", 912),
+    "tiny-gemma4-moe-parameters": ("tiny-gemma4-moe", 1000),
 }
 
 # Seeds of the ids for logits only.
@@ -83,8 +90,11 @@ PROMPT_TOKENS = [7, 20]
 @torch.no_grad()
 def check_routing(model, input_ids):
     """No token is near a tie between its last expert and the next one, which would make the golden a test of rounding."""
-    top_k = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
+    config = model.config.get_text_config()
+    top_k = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
     logits_of_layers = model(input_ids, output_router_logits=True).router_logits if top_k else []
+    if hasattr(config, "top_k_experts"):
+        logits_of_layers = [probabilities.log() for probabilities in logits_of_layers]
     endings = ("e_score_correction_bias", "expert_bias")
     corrections = [buffer for name, buffer in model.named_buffers() if name.endswith(endings)]
     for layer, logits in enumerate(logits_of_layers):

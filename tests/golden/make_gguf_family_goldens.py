@@ -26,6 +26,11 @@ MODELS = {
     "tiny-gemma2": {"query_pre_attn_scalar": 32},
     "tiny-gemma3": {"query_pre_attn_scalar": 32},
     "tiny-gemma3-vl": {"text_config.query_pre_attn_scalar": 32},
+    "tiny-gemma4": {},
+    "tiny-gemma4-vl": {},
+    "tiny-gemma4-dense": {},
+    "tiny-gemma4-moe": {},
+    "tiny-gemma4-unified-vl": {},
     "tiny-phi3": {"original_max_position_embeddings": 256, "max_position_embeddings": 512},
     "tiny-smollm3": {"no_rope_layers": [1, 1]},
     "tiny-olmo2": {},
@@ -54,6 +59,9 @@ def changed(folder, changes, to):
         for name in sections:
             section = section[name]
         section[last] = value
+    if config["model_type"].startswith("gemma4"):
+        # The conversion asks for a key that models without experts may lack.
+        text_config(config).setdefault("moe_intermediate_size", None)
     (to / "config.json").write_text(json.dumps(config))
     for file in folder.iterdir():
         if file.name != "config.json":
@@ -84,8 +92,14 @@ def weighted_sum(values):
 def described(path, reader):
     tensors = {}
     for tensor in reader(path).tensors:
-        kind = tensor.tensor_type.name.lower()
-        tensors[tensor.name] = [kind, [int(size) for size in tensor.shape[::-1]], weighted_sum(np.asarray(tensor.data))]
+        kind, shape, values = tensor.tensor_type.name.lower(), [int(size) for size in tensor.shape[::-1]], np.asarray(tensor.data)
+        parts = {tensor.name: (shape, values)}
+        if "ffn_gate_up_exps" in tensor.name:
+            # llama.cpp reads gate and up of experts in one tensor or in two.
+            count, rows, columns = shape
+            halves = values.reshape(count, 2, rows // 2, columns)
+            parts = {tensor.name.replace("gate_up", name): ([count, rows // 2, columns], halves[:, at]) for at, name in enumerate(["gate", "up"])}
+        tensors |= {name: [kind, shape, weighted_sum(values)] for name, (shape, values) in parts.items()}
     return tensors
 
 

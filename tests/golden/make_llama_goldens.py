@@ -173,9 +173,11 @@ def gradients_on_disk(model):
     """Gradients under the names that checkpoints have: transformers 5 holds all experts of a layer in one parameter, and saves them one by
     one. Those of gpt-oss are one tensor on disk too, transposed and with gate and up in turn: here they have the names and the shapes that the
     experts of other models have."""
-    others = ("model.vision_tower.", "model.multi_modal_projector.", "model.visual.")
+    others = ("vision_tower.", "audio_tower.", "multi_modal_projector.", "visual.", "embed_vision.", "embed_audio.")
+    others = tuple(f"model.{part}" for part in others)
     of_text = [(name, parameter) for name, parameter in model.named_parameters() if not name.startswith(others)]
     gradients = {alone(name): parameter.grad for name, parameter in of_text}
+    gradients.pop("model.embed_tokens_per_layer.weight", None)  # we never train it
     if model.config.model_type == "olmo_hybrid":
         norms = {"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"}
         for name in [name for name in gradients if name.split(".")[-2] in norms]:
@@ -190,7 +192,7 @@ def gradients_on_disk(model):
     block, names = EXPERTS.get(model.config.model_type, ("mlp", PROJECTIONS[4:]))
     tensors = {}
     for name, gradient in gradients.items():
-        layer, fused, matrix = name.replace(f".{block}.", ".mlp.").partition(".mlp.experts.")
+        path, fused, matrix = name.replace(f".{block}.", ".mlp.").partition(".experts.")
         if not fused:
             tensors[name.replace(".mlp.gate.", f".{block}.gate.")] = gradient
             continue
@@ -202,7 +204,7 @@ def gradients_on_disk(model):
             parts = gradient.chunk(2, dim=1) if is_gate_up else [gradient]
         for part, projection in zip(parts, names if is_gate_up else names[2:]):
             for expert, values in enumerate(part):
-                tensors[f"{layer}.{block}.experts.{expert}.{projection}.{kind}"] = values
+                tensors[f"{path.replace('.mlp', f'.{block}')}.experts.{expert}.{projection}.{kind}"] = values
     return tensors
 
 

@@ -11,7 +11,7 @@ use firebrick_model::peft::{TensorF32, grow_for_adapter, read_adapter_config};
 use firebrick_model::{
     BaseStorage, BuildOptions, Decoder, Division, HfFolder, LossOptions, MicroBatch, PassOptions, read_config,
 };
-use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
+use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind, TrainedWeights};
 use firebrick_parallel::Ranks;
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_trainer::run::step::{StepSettings, Trainer};
@@ -101,6 +101,7 @@ pub fn trainer_of<B: Kernels>(model: Decoder<B>, pass: PassOptions) -> Trainer<B
             beta2: 0.999,
             epsilon: 1e-8,
             weight_decay: 0.01,
+            weights: TrainedWeights::default(),
             max_grad_norm: Some(1.0),
         }),
         schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, lowest: 0.0, warmup_steps: 0, total_steps: 9 },

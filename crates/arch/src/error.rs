@@ -64,6 +64,12 @@ pub enum ArchError {
     )]
     UnknownTarget { name: String, modules: Vec<String> },
 
+    #[error(
+        "LoRA target `{name}` hits no module of this model but such as `{module}`, which is not there: its layer reads the keys and values of layer \
+         {source_layer}, so an adapter would do nothing. Leave the target out, or let it hit layer {source_layer}, too"
+    )]
+    SharedTarget { name: String, module: String, source_layer: usize },
+
     #[error("the settings of the adapter leave no module; choose \"all-linear\" or from {}", modules.join(", "))]
     NoTargets { modules: Vec<String> },
 
@@ -110,10 +116,13 @@ impl ArchError {
     }
 }
 
-/// Returns advice for the kinds of I/O error that a user can fix.
-fn io_advice(error: &IoError) -> &'static str {
+/// Returns advice for the kinds of I/O error that a user can fix: a clause, or nothing.
+pub fn io_advice(error: &IoError) -> &'static str {
     match error.kind() {
-        ErrorKind::PermissionDenied => "; check the permissions or choose another place",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free space on that disk or write somewhere else",
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            "; check the permissions or choose another place"
+        }
         ErrorKind::NotFound => "; check the path",
         _ => "",
     }
@@ -122,7 +131,13 @@ fn io_advice(error: &IoError) -> &'static str {
 /// Returns how several names are written, if a name looks like several.
 fn list_advice(name: &str) -> String {
     let names: Vec<&str> = name.split([',', ' ', '[', ']', '"', '\'']).filter(|part| !part.is_empty()).collect();
-    if names.len() < 2 { String::new() } else { format!("; several are a list: {names:?}") }
+    match &names[..] {
+        [only] if ["lm_head", "embed_tokens", "wte"].iter().any(|table| only.ends_with(table)) => {
+            format!("; an adapter there is not available: lora.modules_to_save = [{only:?}] trains it whole")
+        }
+        [] | [_] => String::new(),
+        several => format!("; several are a list: {several:?}"),
+    }
 }
 
 #[cfg(test)]
@@ -131,8 +146,13 @@ mod tests {
 
     #[test]
     fn an_io_error_names_the_file_and_what_to_do() {
-        let error = ArchError::io("read", Path::new("m/config.json"))(ErrorKind::PermissionDenied.into());
-        assert_eq!(error.to_string(), "cannot read `m/config.json`; check the permissions or choose another place");
+        for (kind, advice) in [
+            (ErrorKind::PermissionDenied, "; check the permissions or choose another place"),
+            (ErrorKind::StorageFull, "; free space on that disk or write somewhere else"),
+        ] {
+            let error = ArchError::io("write", Path::new("m/config.json"))(kind.into());
+            assert_eq!(error.to_string(), format!("cannot write `m/config.json`{advice}"));
+        }
     }
 
     #[test]
@@ -144,5 +164,7 @@ mod tests {
             assert!(message(name).ends_with("; several are a list: [\"q_proj\", \"v_proj\"]"), "{}", message(name));
         }
         assert!(!message("c_attn").contains("list"));
+        let whole = "; an adapter there is not available: lora.modules_to_save = [\"lm_head\"] trains it whole";
+        assert!(message("lm_head").ends_with(whole), "{}", message("lm_head"));
     }
 }

@@ -8,7 +8,7 @@ use crate::mixer::MixerGroups;
 use crate::modules::{GroupKind, GroupSpec, ModuleSpec, OutputOrder, PieceSpec, group};
 use crate::naming::LayerPath;
 use crate::router::SharedExpertSpec;
-use crate::spec::{ExpertNames, MlpSpec, ModelSpec};
+use crate::spec::{ExpertNames, MlpSpec, ModelSpec, PerLayerInputs};
 
 /// The groups of one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct LayerGroups {
     pub mixer: MixerGroups,
     /// The MLP's.
     pub mlp: MlpGroups,
+    /// Those that read the layer's own input, after the MLP: gate, then projection.
+    pub per_layer: Option<Box<[GroupSpec; 2]>>,
 }
 
 /// The groups of an MLP.
@@ -55,6 +57,7 @@ impl LayerGroups {
                 groups.extend(shared.into_iter().flat_map(|shared| shared.mlp.into_iter().chain(shared.gate)));
             }
         }
+        groups.extend(self.per_layer.into_iter().flat_map(|groups| *groups));
         groups
     }
 }
@@ -80,7 +83,7 @@ fn stacked(
 
 /// Builds the groups of a shared expert.
 fn shared_groups(at: LayerPath, hidden: usize, shared: SharedExpertSpec, names: ExpertNames) -> SharedGroups {
-    let (path, width) = (format!("{}.{}", names.block(), names.shared()), shared.intermediate_size);
+    let (path, width) = (names.path(names.shared()), shared.intermediate_size);
     let [gate, up, down] = names.projections().map(|name| format!("{path}.{name}"));
     let gate_up = [(gate.as_str(), width), (up.as_str(), width)];
     let output_gate = format!("{path}_gate");
@@ -96,7 +99,7 @@ fn shared_groups(at: LayerPath, hidden: usize, shared: SharedExpertSpec, names: 
 
 impl ModelSpec {
     /// Returns the groups of layer `layer` in the order of the forward pass: four; for a mixture of experts the two of the mixer, the router, the two
-    /// of the experts, and those of a shared expert.
+    /// of the experts, and those of a shared expert; then those that read the layer's own input.
     pub fn groups(&self, layer: usize) -> Vec<GroupSpec> {
         self.layer_groups(layer).into_groups()
     }
@@ -110,7 +113,14 @@ impl ModelSpec {
     pub fn layer_groups(&self, layer: usize) -> LayerGroups {
         let at = self.path(layer);
         let mixer = self.layers[layer].mixer.groups(at, self.hidden_size);
-        LayerGroups { mixer, mlp: self.mlp_groups(at) }
+        let per_layer = self.per_layer_inputs.map(|PerLayerInputs { width, .. }| {
+            let (gate, projection) = ([("per_layer_input_gate", width)], [("per_layer_projection", self.hidden_size)]);
+            Box::new([
+                group(at, GroupKind::PerLayerGate, self.hidden_size, &gate, None, false),
+                group(at, GroupKind::PerLayerProjection, width, &projection, None, false),
+            ])
+        });
+        LayerGroups { mixer, mlp: self.mlp_groups(at), per_layer }
     }
 
     fn mlp_groups(&self, at: LayerPath) -> MlpGroups {
@@ -125,10 +135,9 @@ impl ModelSpec {
                 ]))
             }
             MlpSpec::Experts { count, top_k, intermediate_size, router, shared, names, fused, bias, .. } => {
-                let block = names.block();
                 let [gate, up, down] = names.projections();
-                let path_block = if fused { names.fused_block() } else { block };
-                let path = |name: &str| format!("{path_block}.experts.{name}");
+                let experts = if fused { names.fused_path("experts") } else { names.path("experts") };
+                let path = |name: &str| format!("{experts}.{name}");
                 let gate_up_order = fused.then_some(names.gate_up_order());
                 let down_order = fused.then_some(OutputOrder::AsInRun);
                 let [gate_path, up_path] = [gate, up].map(path);
@@ -139,7 +148,7 @@ impl ModelSpec {
                 let gate_up = group(at, GroupKind::ExpertGateUp, hidden, &gate_up, fused, bias);
                 let of_down = [(down_path.as_str(), hidden)];
                 let of_down = group(at, GroupKind::ExpertDown, intermediate_size, &of_down, None, bias);
-                let (path, experts) = (format!("{block}.{}", names.router()), at.name(&format!("{block}.experts")));
+                let (path, experts) = (names.path(names.router()), at.name(&names.path("experts")));
                 MlpGroups::Experts {
                     router: Box::new(group(at, GroupKind::Router, hidden, &[(&path, count)], None, router.bias)),
                     experts: Box::new([

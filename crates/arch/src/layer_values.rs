@@ -4,7 +4,7 @@
 //! Trade-off: each call builds the list.
 
 use crate::modules::GroupKind;
-use crate::spec::{LayerSpec, MlpSpec, ModelSpec, NormNames};
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec, NormNames, PerLayerInputs};
 use crate::values::{Moment, Recompute, Value, ValueKind};
 
 impl Recompute {
@@ -43,25 +43,50 @@ impl MlpSpec {
             values.push(inner(ValueKind::SharedActivated, width, Everything));
             let output = Value { forward: 1, ..Value::new(ValueKind::SharedOutput, hidden, Selective) };
             values.push(Value { saved_from: shared.gated.then_some(Selective), ..output });
+            if shared.normed {
+                // The input of the experts, and what both give.
+                values.push(Value::new(ValueKind::Normed, hidden, Everything));
+                values.extend([output_before_norm(hidden, Moment::OF_DOWN); 2]);
+            }
         }
         values
     }
 }
 
+impl PerLayerInputs {
+    /// Lists the values of what follows the MLP, and goes back before it: alive with what that ends and begins with.
+    fn values(self, hidden: usize) -> [Value; 4] {
+        let of_down = |kind, width, from| Value { alive: Moment::OF_DOWN, forward: 1, ..Value::new(kind, width, from) };
+        let gate = of_down(ValueKind::PerLayerGate, self.width, Recompute::Selective);
+        let product = of_down(ValueKind::PerLayerProduct, self.width, Recompute::None);
+        [
+            Value { may_wait: true, ..of_down(ValueKind::Sum, hidden, Recompute::Projections) },
+            Value { passing: Moment::OF_DOWN, ..gate },
+            Value { passing: Moment::OF_DOWN, ..product },
+            output_before_norm(hidden, Moment::OF_DOWN),
+        ]
+    }
+}
+
+/// Describes an output as it was before its norm.
+fn output_before_norm(hidden: usize, alive: &'static [Moment]) -> Value {
+    Value { alive, ..Value::new(ValueKind::OutputBeforeNorm, hidden, Recompute::Selective) }
+}
+
 impl ModelSpec {
     /// Lists the values of layer `layer`.
     pub fn values(&self, layer: usize) -> Vec<Value> {
-        let (hidden, LayerSpec { mixer, mlp, norms }) = (self.hidden_size, &self.layers[layer]);
+        let (hidden, LayerSpec { mixer, mlp, norms, .. }) = (self.hidden_size, &self.layers[layer]);
         let NormNames { before_mixer, after_mixer, before_mlp, after_mlp } = norms.names();
         let input = Value { may_wait: true, forward: 2, ..Value::new(ValueKind::Input, hidden, Recompute::Full) };
         let sum = Value::new(ValueKind::Sum, hidden, Recompute::Projections);
         let sum = Value { may_wait: true, alive: Moment::OF_BOTH, forward: 1, ..sum };
         let normed = Value::new(ValueKind::Normed, hidden, Recompute::None);
-        let output = Value::new(ValueKind::OutputBeforeNorm, hidden, Recompute::Selective);
-        let output = Value { alive: Moment::OF_BOTH, ..output };
+        let output = output_before_norm(hidden, Moment::OF_BOTH);
         let mut values = [vec![input, sum], mixer.values(), mlp.values(hidden)].concat();
         values.extend([before_mixer, before_mlp].iter().flatten().map(|_| normed));
         values.extend([after_mixer, after_mlp].iter().flatten().map(|_| output));
+        values.extend(self.per_layer_inputs.into_iter().flat_map(|inputs| inputs.values(hidden)));
         values
     }
 }
@@ -69,7 +94,7 @@ impl ModelSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mixer::QkNorm;
+    use crate::mixer::{AttentionSpec, QkNorm};
     use crate::shapes::{llama_3_1_8b, qwen3_8b};
     use crate::spec::LayerNorms;
 
@@ -98,6 +123,26 @@ mod tests {
             assert_eq!(saved(&model, Recompute::Selective), selective + outputs);
             assert_eq!(saved(&model, Recompute::None), everything + more);
         }
+    }
+
+    #[test]
+    fn values_that_are_keys_save_what_both_are_made_of() {
+        let mut model = qwen3_8b();
+        let apart = saved(&model, Recompute::Selective);
+        let are_keys = |attention: &mut AttentionSpec| (attention.values_are_keys, attention.value_norm) = (true, true);
+        model.attentions_mut().for_each(are_keys);
+        assert_eq!(apart - saved(&model, Recompute::Selective), 2 * (1024 + 1024));
+    }
+
+    #[test]
+    fn inputs_of_layers_save_what_their_gates_read_and_compute() {
+        let policies = [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None];
+        let mut model = llama_3_1_8b();
+        let without = policies.map(|policy| saved(&model, policy));
+        model.per_layer_inputs = Some(PerLayerInputs { width: 256, vocab_size: 8 });
+        let with = policies.map(|policy| saved(&model, policy));
+        let more: Vec<u64> = with.iter().zip(without).map(|(with, without)| with - without).collect();
+        assert_eq!(more, [0, 2 * 4096, 2 * (4096 + 256 + 4096), 2 * (4096 + 2 * 256 + 4096)]);
     }
 
     #[test]

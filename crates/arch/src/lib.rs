@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod config;
+mod counted;
 mod counts;
 pub mod error;
 pub mod families;
@@ -20,6 +21,7 @@ pub mod quantization;
 pub mod rope;
 pub mod router;
 pub mod shapes;
+mod sharing;
 pub mod spec;
 pub mod tensor_spec;
 pub mod tensors;
@@ -28,6 +30,7 @@ mod token_rows;
 pub mod values;
 
 pub use config::{ModelConfig, generation_eos_token_ids, generation_pad_token_id, generation_settings};
+pub use counted::{counted, grouped, plural};
 pub use error::ArchError;
 pub use families::{FAMILIES, Family, WRAPPERS, Wrapper};
 pub use folder::{CONFIG_FILE, GENERATION_CONFIG_FILE};
@@ -47,9 +50,11 @@ pub use naming::{FINAL_NORM, LayerPath, Naming};
 pub use quantization::{QUANTIZATION_CONFIG, Quantization};
 pub use rope::{LongRopeFactors, QueryScale, Rope, RopeScaling};
 pub use router::{ExpertGroups, RouterScores, RouterSpec, SharedExpertSpec};
-pub use spec::{Activation, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, SwigluConstants};
+pub use spec::{
+    Activation, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, PerLayerInputs, SwigluConstants,
+};
 pub use tensor_spec::{Role, TensorSpec};
-pub use tensors::{EMBEDDING, HEAD, is_stored_in_f32};
-pub use text_names::{TextLayout, is_other_part, other_modules, stored_name, text_name};
+pub use tensors::{EMBEDDING, HEAD, PER_LAYER_EMBEDDING, is_stored_in_f32};
+pub use text_names::{TextLayout, is_other_part, layer_of, other_modules, stored_name, text_name};
 pub use token_rows::{TokenIndices, token_runs};
 pub use values::{Moment, Recompute, Value, ValueKind};

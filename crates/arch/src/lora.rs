@@ -12,7 +12,7 @@ use crate::error::ArchError;
 use crate::lora_init::LoraInit;
 use crate::module_names::{ByPattern, TargetModules, is_expert_parameter, path_ends_in};
 use crate::modules::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
-use crate::spec::{ExpertNames, MlpSpec, ModelSpec};
+use crate::spec::{MlpSpec, ModelSpec};
 use crate::tensor_spec::{Role, TensorSpec};
 use crate::tensors::{EMBEDDING, Form, HEAD};
 use crate::text_names::{TextLayout, is_expert, layer_of, text_name};
@@ -27,12 +27,12 @@ fn parameter_names(spec: &ModelSpec) -> String {
         MlpSpec::Experts { names, .. } => Some(names),
         MlpSpec::Gated { .. } => None,
     });
-    let of_block = |block| format!("{block}.experts.{GATE_UP} and {block}.experts.{DOWN}");
-    names.map_or_else(|| "no experts".to_owned(), |names| of_block(names.fused_block()))
+    let of_experts = |experts: String| format!("{experts}.{GATE_UP} and {experts}.{DOWN}");
+    names.map_or_else(|| "no experts".to_owned(), |names| of_experts(names.fused_path("experts")))
 }
 
 /// What PEFT puts before the names of the model.
-const PREFIX: &str = "base_model.model.";
+pub(crate) const PREFIX: &str = "base_model.model.";
 
 /// `[lora]`: low-rank adapters, scaled by `alpha / r`. Fields carry PEFT's names, which its adapter_config.json has; keys are those of a recipe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -106,7 +106,7 @@ pub struct LoraConfig {
 
 fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<usize>>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged)]
+    #[serde(untagged, expecting = "must be the number of a layer, from 0, or a list of them")]
     enum Layers {
         One(usize),
         Several(Vec<usize>),
@@ -316,6 +316,7 @@ impl LoraConfig {
             return Err(ArchError::LayersAndExpression);
         }
         let paths: Vec<String> = spec.modules().map(|(module, _)| module.path).collect();
+        self.check_layers(spec, &paths)?;
         for (key, pattern) in [
             ("rank_pattern", self.rank_pattern.unused(&paths).next()),
             ("alpha_pattern", self.alpha_pattern.unused(&paths).next()),
@@ -324,8 +325,11 @@ impl LoraConfig {
                 return Err(unused(key, pattern, names()));
             }
         }
-        // Sinks are a parameter of attention, which PEFT could save only with all of attention.
-        let modules = spec.tensors().into_iter().filter(|tensor| tensor.role != Role::Sinks);
+        // Sinks are a parameter of attention, which PEFT could save only with all of attention; so are the factors of a router.
+        let is_module = |tensor: &TensorSpec| {
+            !matches!(tensor.role, Role::Sinks | Role::RouterScale | Role::LayerScalar | Role::PerLayerEmbedding)
+        };
+        let modules = spec.tensors().into_iter().filter(is_module);
         let whole: Vec<String> = modules.map(|tensor| tensor.name).chain([HEAD.to_owned()]).collect();
         for name in self.modules_to_save.iter().flatten() {
             if !whole.iter().any(|tensor| module_of(tensor).ends_with(name.as_str())) {
@@ -348,6 +352,21 @@ impl LoraConfig {
         }
         resolved.check_stacks(spec)?;
         Ok(resolved)
+    }
+
+    /// Checks that no target hits in the chosen layers only modules that are missing because their layers read another's keys and values.
+    fn check_layers(&self, spec: &ModelSpec, paths: &[String]) -> Result<(), ArchError> {
+        let TargetModules::Named(names) = &self.target_modules else { return Ok(()) };
+        let hits = |name: &str, path: &str| path_ends_in(path, name) && self.is_in_layers(path);
+        let mut unused = names.iter().filter(|name| !paths.iter().any(|path| hits(name, path)));
+        let error = unused.find_map(|name| spec.only_missing(name, |path| hits(name, path)));
+        error.map_or(Ok(()), Err)
+    }
+
+    /// The modules that targets by name or expression hit and that are not there, because their layers read another's keys and values.
+    pub fn skipped_modules(&self, spec: &ModelSpec) -> Vec<String> {
+        let is_chosen = self.target_modules != TargetModules::AllLinear;
+        spec.missing_modules().filter(|path| is_chosen && self.adapts(path)).collect()
     }
 
     /// Checks that every one of `target_parameters` is a parameter of the model, and that nothing is set that PEFT refuses with them.
@@ -374,8 +393,8 @@ impl LoraConfig {
         }
     }
 
-    /// Checks that all experts of a module have the same settings: they are one weight of a run. Those of gpt-oss are one parameter everywhere, so no
-    /// program would read an adapter of one of them.
+    /// Checks that all experts of a module have the same settings: they are one weight of a run. Those of some families are one parameter everywhere, so
+    /// no program would read an adapter of one of them.
     fn check_stacks(&self, spec: &ModelSpec) -> Result<(), ArchError> {
         let settings = |path: &str| {
             let pair = self.adapts(path).then(|| (self.rank_of(path), self.scaling_of(path).to_bits()));
@@ -419,8 +438,8 @@ impl LoraConfig {
 impl ModelSpec {
     /// Whether checkpoints hold all experts of a projection in one tensor.
     fn has_experts_in_one_tensor(&self) -> bool {
-        let is_gpt_oss = |mlp: &MlpSpec| matches!(mlp, MlpSpec::Experts { names: ExpertNames::GptOss, .. });
-        self.layers.iter().any(|layer| is_gpt_oss(&layer.mlp))
+        let are = |mlp: &MlpSpec| matches!(mlp, MlpSpec::Experts { names, .. } if names.are_in_one_tensor());
+        self.layers.iter().any(|layer| are(&layer.mlp))
     }
 
     /// The names of the linear modules of the layers without their paths, each once, in the order of the forward pass: `q_proj`,
@@ -531,7 +550,6 @@ mod tests {
     use super::*;
     use crate::config::tests::tiny;
     use crate::module_names::tests::named;
-    use crate::shapes::llama_3_1_8b;
 
     fn lora(target_modules: TargetModules) -> LoraConfig {
         LoraConfig { target_modules, ..LoraConfig::default() }
@@ -569,7 +587,7 @@ mod tests {
         for name in ["lm_head", "embed_tokens", "proj", "xq_proj", "qkv_proj", "model.layers.2.self_attn.q_proj"] {
             let error = tiny_spec().adapter_tensors(&lora(named(&["q_proj", name]))).unwrap_err().to_string();
             let names = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj";
-            assert!(error.contains(&format!("`{name}`")) && error.ends_with(names), "{error}");
+            assert!(error.contains(&format!("`{name}`")) && error.contains(names), "{error}");
         }
         assert!(matches!(named(&[]).resolve(&tiny_spec()), Err(ArchError::NoTargets { .. })));
         let zero = LoraConfig { r: 0, ..lora(TargetModules::AllLinear) };
@@ -589,68 +607,10 @@ mod tests {
         assert_eq!(spec.adapter_tensors(&lora(TargetModules::AllLinear)).unwrap().len(), 2 * 14);
     }
 
-    #[test]
-    fn adapter_tensors_have_pefts_names_and_shapes_in_the_order_of_the_forward_pass() {
-        let tensors = tiny_spec().adapter_tensors(&lora(named(&["down_proj", "k_proj"]))).unwrap();
-        assert_eq!(tensors.len(), 8);
-        let at = |index: usize| {
-            let TensorSpec { name, shape, role, layer } = &tensors[index];
-            (name.as_str(), &shape[..], *role, *layer)
-        };
-        let k_proj = "base_model.model.model.layers.0.self_attn.k_proj";
-        assert_eq!(at(0), (format!("{k_proj}.lora_A.weight").as_str(), &[16, 8][..], Role::LoraA, Some(0)));
-        assert_eq!(at(1), (format!("{k_proj}.lora_B.weight").as_str(), &[4, 16][..], Role::LoraB, Some(0)));
-        let down_proj = "base_model.model.model.layers.1.mlp.down_proj";
-        assert_eq!(at(6), (format!("{down_proj}.lora_A.weight").as_str(), &[16, 12][..], Role::LoraA, Some(1)));
-        assert_eq!(lora_tensor_names("model.layers.1.mlp.down_proj").1, format!("{down_proj}.lora_B.weight"));
-    }
-
-    #[test]
-    fn an_adapter_of_rank_16_on_llama_3_1_8b_has_its_known_size() {
-        let tensors = llama_3_1_8b().adapter_tensors(&lora(TargetModules::AllLinear)).unwrap();
-        assert_eq!(tensors.iter().map(|tensor| tensor.elements() as u64).sum::<u64>(), 41_943_040);
-    }
-
     fn settings(keys: serde_json::Value) -> LoraConfig {
         let mut all = json!({"r": 4, "lora_alpha": 8, "use_rslora": false, "target_modules": "all-linear"});
         all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
         from_value(all).unwrap()
-    }
-
-    /// Module paths of the A matrices, and the names of everything else.
-    fn names_of(lora: &LoraConfig) -> Vec<String> {
-        let short =
-            |name: &str| name.trim_start_matches("base_model.model.").trim_start_matches("model.layers.").to_owned();
-        let tensors = tiny_spec().adapter_tensors(lora).unwrap().into_iter();
-        let names = tensors.filter(|tensor| tensor.role != Role::LoraB).map(|tensor| short(&tensor.name));
-        names.map(|name| name.replace(".lora_A.weight", "")).collect()
-    }
-
-    #[test]
-    fn excluded_modules_other_layers_and_modules_that_train_whole_carry_no_adapter() {
-        let lora = settings(json!({"target_modules": ["q_proj", "up_proj"], "exclude_modules": ["1.mlp.up_proj"]}));
-        assert_eq!(names_of(&lora), ["0.self_attn.q_proj", "0.mlp.up_proj", "1.self_attn.q_proj"]);
-        let lora = settings(json!({"target_modules": ["q_proj", "up_proj"], "exclude_modules": ".*mlp.*"}));
-        assert_eq!(names_of(&lora), ["0.self_attn.q_proj", "1.self_attn.q_proj"]);
-        for layers in [json!(1), json!([1])] {
-            let lora = settings(json!({"target_modules": ["q_proj"], "layers_to_transform": layers}));
-            assert_eq!(names_of(&lora), ["1.self_attn.q_proj"]);
-        }
-        let lora =
-            settings(json!({"target_modules": ["q_proj", "up_proj"], "modules_to_save": ["up_proj", "lm_head"]}));
-        let whole = ["0.mlp.up_proj.weight", "1.mlp.up_proj.weight", "lm_head.weight"];
-        assert_eq!(names_of(&lora), [&["0.self_attn.q_proj", "1.self_attn.q_proj"][..], &whole].concat());
-    }
-
-    #[test]
-    fn patterns_give_modules_ranks_and_scalings_of_their_own() {
-        let lora = settings(json!({
-            "target_modules": ["q_proj", "v_proj"], "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.1.self_attn.v_proj": 2}
-        }));
-        let tensors = tiny_spec().adapter_tensors(&lora).unwrap();
-        assert_eq!([&tensors[0].shape, &tensors[2].shape], [&[2, 8], &[4, 8]]);
-        let scaling = |name: &str| lora.scaling_of(&format!("model.layers.{name}"));
-        assert_eq!(["0.self_attn.q_proj", "0.self_attn.v_proj", "1.self_attn.v_proj"].map(scaling), [4.0, 2.0, 0.5]);
     }
 
     #[test]

@@ -114,7 +114,10 @@ impl TargetModules {
         let modules = || spec.linear_module_names();
         let modules_alone = spec.modules().filter(|(module, _)| module.parameter.is_none());
         let paths: Vec<String> = modules_alone.map(|(module, _)| module.path).collect();
-        let unknown = |name: &str| ArchError::UnknownTarget { name: name.to_owned(), modules: modules() };
+        let unknown = |name: &str| {
+            let error = || ArchError::UnknownTarget { name: name.to_owned(), modules: modules() };
+            spec.only_missing(name, |path| self.hits_by(name, path)).unwrap_or_else(error)
+        };
         match self {
             Self::AllLinear => Ok(Self::AllLinear),
             Self::Matching(pattern) if paths.iter().any(|path| pattern.matches(path)) => Ok(self.clone()),
@@ -129,6 +132,14 @@ impl TargetModules {
                 let all = given == modules().iter().collect();
                 Ok(if all { Self::AllLinear } else { self.clone() })
             }
+        }
+    }
+
+    /// Returns whether one of these targets, a name or the expression, hits a path.
+    fn hits_by(&self, target: &str, path: &str) -> bool {
+        match self {
+            Self::AllLinear | Self::Named(_) => path_ends_in(path, target),
+            Self::Matching(pattern) => pattern.matches(path),
         }
     }
 

@@ -31,6 +31,10 @@ pub enum GroupKind {
     SharedDown,
     /// Gate of a shared expert's output, from the hidden size to 1.
     SharedGate,
+    /// What multiplies a layer's own input, from the hidden size to the width of that (Gemma 4).
+    PerLayerGate,
+    /// From the product to the hidden size.
+    PerLayerProjection,
 }
 
 impl GroupKind {
@@ -87,21 +91,13 @@ pub struct PieceSpec {
 impl PieceSpec {
     /// Returns the name of the weight `[rows, in]` in a checkpoint.
     pub fn weight_name(&self) -> String {
-        weight_name(&self.path)
+        format!("{}.weight", self.path)
     }
 
     /// Returns the name of the bias `[rows]` in a checkpoint.
     pub fn bias_name(&self) -> String {
-        bias_name(&self.path)
+        format!("{}.bias", self.path)
     }
-}
-
-fn weight_name(path: &str) -> String {
-    format!("{path}.weight")
-}
-
-fn bias_name(path: &str) -> String {
-    format!("{path}.bias")
 }
 
 impl ModuleSpec {
@@ -137,12 +133,12 @@ impl ModuleSpec {
 
     /// Returns the name of the weight `[rows, in]`; on disk that of its pieces.
     pub fn weight_name(&self) -> String {
-        weight_name(&self.path)
+        format!("{}.weight", self.path)
     }
 
     /// Returns the name of the bias `[rows]`; on disk that of its pieces.
     pub fn bias_name(&self) -> String {
-        bias_name(&self.path)
+        format!("{}.bias", self.path)
     }
 
     /// Returns what LoRA targets: its pieces as modules, or the module itself. Columns are those of the group, and begin again with each expert.

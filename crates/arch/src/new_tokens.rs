@@ -1,6 +1,7 @@
 //! Tokens added to a model that trains an adapter: their rows of embedding and head train, and no others.
 //!
-//! Trade-off: an untied head trains a row for every new token, also for those that are never predicted.
+//! Trade-off: an untied head trains a row for every new token, also for those that are never predicted. A table of the layers' own inputs has rows of
+//! them, too, which stay as they start.
 
 use crate::error::ArchError;
 use crate::lora::LoraConfig;

@@ -42,6 +42,18 @@ pub fn to_string_pretty(value: &impl Serialize) -> String {
     unmarked(&serde_json::to_string_pretty(value).expect("a JSON value prints"))
 }
 
+/// Returns Python's `repr` of a finite number: the fewest digits that give it back, with an exponent of at least two digits from 1e16 on and below 1e-4.
+pub fn repr(number: f64) -> String {
+    let scientific = format!("{number:e}");
+    let (digits, exponent) = scientific.split_once('e').expect("`{:e}` writes an exponent");
+    let exponent: i32 = exponent.parse().expect("`{:e}` writes a whole exponent");
+    if number == 0.0 || (-4..16).contains(&exponent) {
+        return format!("{number:?}");
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:02}", exponent.abs())
+}
+
 /// Writes marked numbers in a text of JSON as Python does.
 pub fn unmarked(text: &str) -> String {
     let begin = format!("\"{NUMBER}");

@@ -213,59 +213,24 @@ pub fn tables(positions: &[u32], inverse_frequencies: &[f32], attention_scaling:
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::config::tests::rope;
-
-    // Computed by transformers 5.23.0: `LlamaRotaryEmbedding(config).inv_freq` and `.attention_scaling` for head_dim 32.
-    const DEFAULT: &str = "\
-        1 0.562341332 0.316227764 0.177827939 0.100000001 0.0562341288 0.0316227786 0.0177827943 0.00999999978 \
-        0.00562341325 0.00316227786 0.00177827943 0.00100000005 0.000562341302 0.000316227786 0.00017782794";
-    const LINEAR_4: &str = "\
-        0.25 0.140585333 0.079056941 0.0444569848 0.0250000004 0.0140585322 0.00790569466 0.00444569858 \
-        0.00249999994 0.00140585331 0.000790569466 0.000444569858 0.000250000012 0.000140585325 7.90569466e-05 \
-        4.44569851e-05";
-    const LLAMA3: &str = "\
-        1 0.440366626 0.193922758 0.0853971019 0.0376060307 0.0165604409 0.00729266508 0.00321144611 0.000524846022 \
-        7.78465546e-05 3.42810235e-05 1.50962178e-05 6.64786967e-06 2.92749974e-06 1.28917316e-06 5.6770881e-07";
-    const YARN: &str = "\
-        1 0.562341332 0.316227764 0.177827939 0.100000001 0.0562341288 0.0282346234 0.0139721958 0.00678571407 \
-        0.00321337907 0.00146820047 0.00063509983 0.000250000012 0.000140585325 7.90569466e-05 4.44569851e-05";
-    const YARN_MSCALE: &str = "\
-        1 0.562341332 0.316227764 0.177827939 0.100000001 0.0562341288 0.0316227786 0.0150961196 0.00579010462 \
-        0.00173821871 0.000123952457 4.44569851e-05 2.49999994e-05 1.40585325e-05 7.90569447e-06 4.44569832e-06";
 
     fn floats(text: &str) -> Vec<f32> {
         text.split_whitespace().map(|number| number.parse().unwrap()).collect()
     }
 
-    fn assert_same_as_transformers(parameters: Value, expected: &str, expected_scaling: f32) {
-        let (got, scaling) = rope(parameters).unwrap().inverse_frequencies(64);
-        assert_eq!(scaling, expected_scaling);
-        for (got, expected) in got.iter().zip(floats(expected)) {
-            assert!((got - expected).abs() <= 2.4e-7 * expected, "got {got}, expected {expected}");
-        }
-    }
-
+    /// What the parameters give is compared with transformers in `tests/tests/numbers/forward.rs`.
     #[test]
-    fn inverse_frequencies_equal_transformers() {
-        assert_same_as_transformers(json!({"rope_type": "default"}), DEFAULT, 1.0);
-        assert_same_as_transformers(json!({"type": "linear", "factor": 4}), LINEAR_4, 1.0);
-        let llama3 = json!({
-            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192, "rope_theta": 500000.0
-        });
-        assert_same_as_transformers(llama3, LLAMA3, 1.0);
-        let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096});
-        assert_same_as_transformers(yarn, YARN, 1.138_629_4);
-        let ratio_as_factor = json!({"rope_type": "yarn", "original_max_position_embeddings": 4096});
-        assert_same_as_transformers(ratio_as_factor, YARN, 1.138_629_4);
-        let mscale = json!({
-            "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0,
-            "mscale_all_dim": 0.5, "beta_fast": 16, "beta_slow": 2, "truncate": false
-        });
-        assert_same_as_transformers(mscale, YARN_MSCALE, 1.155_722);
+    fn older_keys_and_an_absent_factor_mean_the_same() {
+        let linear = |key: &str| json!({ key: "linear", "factor": 4 });
+        let yarn = |factor: Option<f64>| json!({"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": 4096});
+        let pairs = [[linear("type"), linear("rope_type")], [yarn(None), yarn(Some(4.0))]];
+        for [one, other] in pairs.map(|pair| pair.map(|parameters| rope(parameters).unwrap())) {
+            assert_eq!(one, other);
+        }
     }
 
     #[test]
@@ -274,8 +239,8 @@ mod tests {
             "rope_type": "longrope", "short_factor": vec![1.0; 16], "long_factor": vec![2.0; 16],
             "original_max_position_embeddings": 4096
         });
-        let rope = rope(parameters).unwrap();
-        let plain = floats(DEFAULT);
+        let [rope, plain] = [parameters, json!({"rope_type": "default"})].map(|parameters| rope(parameters).unwrap());
+        let (plain, _) = plain.inverse_frequencies(64);
         for (tokens, divisor) in [(1, 1.0), (4096, 1.0), (4097, 2.0)] {
             let (got, scaling) = rope.inverse_frequencies(tokens);
             // sqrt(1 + ln(16384 / 4096) / ln(4096)).
@@ -297,7 +262,11 @@ mod tests {
 
     #[test]
     fn tables_equal_transformers() {
-        // Every fifth column of `LlamaRotaryEmbedding.forward` at positions 0, 1, 4097 under YARN.
+        // Computed by transformers 5.23.0 for a head_dim of 32: `LlamaRotaryEmbedding(config).inv_freq`, and every fifth column of its results at
+        // positions 0, 1, 4097.
+        const YARN: &str = "\
+            1 0.562341332 0.316227764 0.177827939 0.100000001 0.0562341288 0.0282346234 0.0139721958 0.00678571407 \
+            0.00321337907 0.00146820047 0.00063509983 0.000250000012 0.000140585325 7.90569466e-05 4.44569851e-05";
         const COS: &str = "\
             1.13862944 1.13862944 1.13862944 1.13862944 0.615204155 1.13682961 1.13862824 1.13862944 1.06435883 \
             -0.561646819 1.09799278 1.11979461";

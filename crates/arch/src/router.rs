@@ -23,13 +23,16 @@ pub struct RouterSpec {
     pub bias: bool,
     /// The groups among which a choice is made first; `None`: among all experts.
     pub groups: Option<ExpertGroups>,
+    /// Whether its input is normalized without the layer's weight, times a vector `router.scale` `[hidden]` and `hidden^-0.5`, and each
+    /// expert's weight is multiplied by `router.per_expert_scale` `[experts]` after all else (Gemma 4).
+    pub scaled: bool,
 }
 
 impl RouterSpec {
     /// Describes a softmax over all experts without more.
     pub const fn softmax(normalizes: bool) -> Self {
         let scores = RouterScores::Softmax;
-        Self { scores, normalizes, epsilon: 0.0, scale: 1.0, corrects: false, bias: false, groups: None }
+        Self { scores, normalizes, epsilon: 0.0, scale: 1.0, corrects: false, bias: false, groups: None, scaled: false }
     }
 
     /// Describes the gate of a shared expert: a router with one expert, whose weight is the sigmoid of its logit.
@@ -69,4 +72,6 @@ pub struct SharedExpertSpec {
     pub intermediate_size: usize,
     /// Whether its output is multiplied by the sigmoid of one more linear module, from the hidden size to 1 (Qwen2-MoE).
     pub gated: bool,
+    /// Whether it, the experts and their sum have norms of their own, and it is the layer's dense MLP `mlp.*` (Gemma 4).
+    pub normed: bool,
 }

@@ -44,10 +44,11 @@ fn spec(sizes: [usize; 5], tie_word_embeddings: bool, rope: Rope, rms_norm_eps: 
     let [vocab_size, hidden_size, intermediate_size, layers, max_position_embeddings] = sizes;
     let attention = AttentionSpec::new(32, 8, rope.rotary_dim);
     let mlp = MlpSpec::Gated { intermediate_size, activation: Activation::Silu, fused: false, bias: false };
+    let layer = LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre, has_scalar: false };
     ModelSpec {
         vocab_size,
         hidden_size,
-        layers: vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre }; layers],
+        layers: vec![layer; layers],
         ropes: vec![rope],
         rms_norm_eps,
         norm_offset: 0.0,
@@ -59,6 +60,7 @@ fn spec(sizes: [usize; 5], tie_word_embeddings: bool, rope: Rope, rms_norm_eps: 
         tie_word_embeddings,
         max_position_embeddings,
         initializer_range: 0.02,
+        per_layer_inputs: None,
     }
 }
 

@@ -46,6 +46,17 @@ pub struct ModelSpec {
     pub max_position_embeddings: usize,
     /// Standard deviation of randomly initialized weights.
     pub initializer_range: f64,
+    /// Inputs of each layer besides the residual stream (Gemma 4 E2B, E4B).
+    pub per_layer_inputs: Option<PerLayerInputs>,
+}
+
+/// Inputs of each layer besides the residual stream: of each token a row of a table for all layers, and a projection of its scaled embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PerLayerInputs {
+    /// Width of a layer's input, `hidden_size_per_layer_input`.
+    pub width: usize,
+    /// Rows of the table, `vocab_size_per_layer_input`.
+    pub vocab_size: usize,
 }
 
 /// One decoder layer: mixer and MLP, each with its RMSNorms and added to the residual stream.
@@ -57,6 +68,8 @@ pub struct LayerSpec {
     pub mlp: MlpSpec,
     /// The places of the RMSNorms.
     pub norms: LayerNorms,
+    /// Whether its output is multiplied by a stored number, `layer_scalar` `[1]`, which never trains (Gemma 4).
+    pub has_scalar: bool,
 }
 
 /// The places where a layer normalizes: the inputs of mixer and MLP, their outputs before they are added to the residual stream, or both.
@@ -161,16 +174,24 @@ pub enum ExpertNames {
     Lfm2,
     /// `mlp.router`; experts as in [`Self::Qwen`] in the model, and on disk in one tensor each for gate and up and for down.
     GptOss,
+    /// `router.proj`, `experts` and the dense `mlp`, all in the layer itself; experts on disk as in [`Self::GptOss`], in rows.
+    Gemma4,
 }
 
 impl ExpertNames {
-    /// Returns the path of the block inside its layer.
+    /// Returns the path of the block inside its layer; empty if it is the layer itself.
     pub const fn block(self) -> &'static str {
         match self {
             Self::Mixtral => "block_sparse_moe",
             Self::Lfm2 => "feed_forward",
             Self::Qwen | Self::DeepSeek | Self::GptOss => "mlp",
+            Self::Gemma4 => "",
         }
+    }
+
+    /// Returns the path inside the layer of a part of the block, such as `experts`.
+    pub fn path(self, part: &str) -> String {
+        path_in(self.block(), part)
     }
 
     /// Returns the name of the router inside the block.
@@ -178,7 +199,13 @@ impl ExpertNames {
         match self {
             Self::Mixtral | Self::Qwen | Self::DeepSeek | Self::Lfm2 => "gate",
             Self::GptOss => "router",
+            Self::Gemma4 => "router.proj",
         }
+    }
+
+    /// Returns whether every checkpoint and every program has all experts of a projection in one tensor.
+    pub const fn are_in_one_tensor(self) -> bool {
+        matches!(self, Self::GptOss | Self::Gemma4)
     }
 
     /// The names of the correction of the router's scores inside the block.
@@ -191,7 +218,12 @@ impl ExpertNames {
 
     /// Returns the path of the block in transformers 5, which has the experts of all families fused.
     pub const fn fused_block(self) -> &'static str {
-        if matches!(self, Self::Lfm2) { self.block() } else { "mlp" }
+        if matches!(self, Self::Lfm2 | Self::Gemma4) { self.block() } else { "mlp" }
+    }
+
+    /// Returns the path inside the layer of a part of that block.
+    pub(crate) fn fused_path(self, part: &str) -> String {
+        path_in(self.fused_block(), part)
     }
 
     /// Returns the name of the shared expert inside the block.
@@ -199,6 +231,7 @@ impl ExpertNames {
         match self {
             Self::Mixtral | Self::DeepSeek | Self::GptOss | Self::Lfm2 => "shared_experts",
             Self::Qwen => "shared_expert",
+            Self::Gemma4 => "mlp",
         }
     }
 
@@ -206,7 +239,7 @@ impl ExpertNames {
     pub const fn gate_up_order(self) -> OutputOrder {
         match self {
             Self::GptOss => OutputOrder::InTurn,
-            Self::Mixtral | Self::Qwen | Self::DeepSeek | Self::Lfm2 => OutputOrder::AsInRun,
+            Self::Mixtral | Self::Qwen | Self::DeepSeek | Self::Lfm2 | Self::Gemma4 => OutputOrder::AsInRun,
         }
     }
 
@@ -214,9 +247,14 @@ impl ExpertNames {
     pub const fn projections(self) -> [&'static str; 3] {
         match self {
             Self::Mixtral | Self::Lfm2 => ["w1", "w3", "w2"],
-            Self::Qwen | Self::DeepSeek | Self::GptOss => ["gate_proj", "up_proj", "down_proj"],
+            Self::Qwen | Self::DeepSeek | Self::GptOss | Self::Gemma4 => ["gate_proj", "up_proj", "down_proj"],
         }
     }
+}
+
+/// Joins a path that may be empty with what is under it.
+fn path_in(block: &str, part: &str) -> String {
+    if block.is_empty() { part.to_owned() } else { format!("{block}.{part}") }
 }
 
 /// Activation function of a gated MLP: what is done to the gate, `a`, and to what it multiplies; plain `up` but for the last.

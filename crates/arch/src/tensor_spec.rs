@@ -16,6 +16,8 @@ pub enum Role {
     Router,
     /// Correction `[experts]` of the scores by which a router chooses: f32, and it never trains.
     RouterCorrection,
+    /// Factors of a router's input, `[hidden]`, or of the weights of experts, `[experts]`: f32, and they never train.
+    RouterScale,
     /// Bias `[out]` of a linear module.
     Bias,
     /// Filters `[channels, 1, width]` of a depthwise convolution: f32, and never quantized.
@@ -28,6 +30,10 @@ pub enum Role {
     GatedNorm,
     /// Logits `[heads]` of attention's sinks: never quantized.
     Sinks,
+    /// The number `[1]` that a layer's output is multiplied by: it never trains, and is never quantized.
+    LayerScalar,
+    /// The table of layers' own inputs, `[vocab_size_per_layer_input, layers * width]`: it never trains, and stays in host memory.
+    PerLayerEmbedding,
     /// The output head `[vocab, hidden]`.
     Head,
     /// LoRA's A `[r, in]`.
@@ -49,7 +55,7 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
     /// Its purpose.
     pub role: Role,
-    /// The layer it belongs to; `None` for embedding, final norm and head.
+    /// The layer it belongs to; `None` for embedding, final norm, head, and what computes the layers' own inputs.
     pub layer: Option<usize>,
 }
 
@@ -61,6 +67,7 @@ impl TensorSpec {
 
     /// Returns whether the tensor trains in full fine-tuning.
     pub fn may_train(&self) -> bool {
-        self.role != Role::RouterCorrection
+        let never = [Role::RouterCorrection, Role::RouterScale, Role::LayerScalar, Role::PerLayerEmbedding];
+        !never.contains(&self.role)
     }
 }

@@ -8,13 +8,21 @@
 use std::collections::BTreeSet;
 
 /// The first parts of the names of tensors that do not belong to the text model.
-const OTHER_PARTS: [&str; 7] = [
+const OTHER_PARTS: [&str; 15] = [
+    "audio_tower.",
+    "embed_audio.",
+    "embed_vision.",
+    "model.audio_tower.",
+    "model.embed_audio.",
+    "model.embed_vision.",
     "model.multi_modal_projector.",
+    "model.vision_embedder.",
     "model.vision_tower.",
     "model.visual.",
     // Layers that predict more tokens (Qwen3.5).
     "mtp.",
     "multi_modal_projector.",
+    "vision_embedder.",
     "vision_tower.",
     "visual.",
 ];
@@ -94,46 +102,10 @@ pub fn is_other_part(name: &str) -> bool {
 }
 
 /// Returns the number of the layer that a path such as `model.layers.3.mlp.up_proj` lies in.
-pub(crate) fn layer_of(path: &str) -> Option<usize> {
+pub fn layer_of(path: &str) -> Option<usize> {
     path.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }
 
 pub(crate) fn is_expert(path: &str) -> bool {
     path.contains(".experts.")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tensors::{EMBEDDING, HEAD};
-
-    const LAYOUTS: [TextLayout; 3] = [TextLayout::Alone, TextLayout::LanguageModelFirst, TextLayout::ModelFirst];
-
-    #[test]
-    fn every_layout_leads_back_to_the_names_of_the_text_model() {
-        for layout in LAYOUTS {
-            for name in [EMBEDDING, HEAD, "model.layers.3.self_attn.q_proj.weight.absmax", "model.norm.weight"] {
-                let stored = layout.name_of(name);
-                assert_eq!(text_name(&stored), name);
-                assert!(!is_other_part(&stored), "{stored}");
-            }
-            assert_eq!(TextLayout::of([&*layout.name_of(EMBEDDING), "visual.norm.weight"]), layout);
-        }
-        assert_eq!(text_name("model.layers.0.self_attn.gate_proj.weight"), "model.layers.0.self_attn.g_proj.weight");
-        let names = LAYOUTS.map(|layout| layout.name_of("model.norm.weight"));
-        assert_eq!(
-            names,
-            ["model.norm.weight", "language_model.model.norm.weight", "model.language_model.norm.weight"]
-        );
-        assert_eq!(LAYOUTS.map(|layout| layout.name_of(HEAD)), [HEAD, "language_model.lm_head.weight", HEAD]);
-    }
-
-    #[test]
-    fn a_tower_keeps_its_names_and_is_no_part_of_the_text() {
-        for name in
-            ["vision_tower.patch_conv.weight", "model.visual.merger.norm.weight", "multi_modal_projector.norm.weight"]
-        {
-            assert!(is_other_part(name) && text_name(name) == name, "{name}");
-        }
-    }
 }

@@ -15,7 +15,10 @@ use crate::tensors::{EMBEDDING, HEAD};
 /// Tokens whose rows train.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "must be a list of token ids, or such lists by module: { embed_tokens = [1], lm_head = [1] }"
+)]
 pub enum TokenIndices {
     /// Ids of tokens, for the embedding.
     Embedding(Vec<usize>),

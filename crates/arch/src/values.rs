@@ -88,7 +88,7 @@ impl Moment {
 pub enum ValueKind {
     /// The layer's input.
     Input,
-    /// The sum after the mixer, which the MLP reads.
+    /// The sum after the mixer, which the MLP reads; or that after the MLP, where the layer's own input follows.
     Sum,
     /// The mixer's result, which its output projection reads.
     Mixed,
@@ -124,6 +124,10 @@ pub enum ValueKind {
     SharedActivated,
     /// Its output.
     SharedOutput,
+    /// What multiplies the layer's own input.
+    PerLayerGate,
+    /// The product.
+    PerLayerProduct,
 }
 
 /// A value of a layer.

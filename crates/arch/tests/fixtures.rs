@@ -64,6 +64,9 @@ fn text_models_of_wrappers_have_the_specs_of_their_families() {
     assert_eq!(spec("tiny-gemma3-vl"), spec("tiny-gemma3"));
     assert_eq!(spec("tiny-qwen2-5-vl"), spec("tiny-qwen2"));
     assert_eq!(spec("tiny-qwen3-vl"), spec("tiny-qwen3"));
+    assert_eq!(spec("tiny-gemma4-vl"), spec("tiny-gemma4"));
+    // One file has the sizes of each layer, the other has those of layers with full attention.
+    assert_eq!(spec("tiny-gemma4-unified-vl"), spec("tiny-gemma4-unified"));
 }
 
 /// Lists the checkpoints or adapters that transformers and PEFT wrote: folders with this file.

@@ -1,7 +1,7 @@
 //! GEMMs by cuBLASLt.
 //!
 //! Callers use row-major matrices; `descriptors.rs` maps a GEMM to the library's column-major one. A GEMM is described
-//! to the library once, and its algorithm is chosen once ([`BlasLt::measure`] and its neighbors). The plan is cached
+//! to the library once, and its algorithm is chosen once ([`BlasLt::choose`]). The plan is cached
 //! under shape, types and alignment of its addresses, so that a call costs a lookup and a launch.
 //!
 //! Not supported: batches (one GEMM per call) and fused activations.
@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 pub use matmul::{ElementType, Matmul, Operand, Scaling};
 pub use pointers::Pointers;
+pub use tune::Measuring;
 
 use crate::context::Context;
 use crate::error::CudaError;
@@ -30,12 +31,14 @@ use descriptors::{Key, Workspace};
 use plan::{Call, Plan};
 use pointers::Alignment;
 use symbols::{Algorithm, Opaque, Symbols};
-use tune::{Choice, Choices, Measuring};
+use tune::{Choice, Choices};
 
 /// The plans built so far, and the choices of their algorithms.
 struct Plans {
     by_key: HashMap<Key, Choice>,
     choices: Choices,
+    /// Whether parts of a sum are only added in a step of their own.
+    in_order: bool,
 }
 
 /// cuBLASLt on one device, with a workspace and the plans built so far.
@@ -62,27 +65,23 @@ impl BlasLt {
         let symbols = Symbols::load(context.driver())?;
         let handle = Handle::new(symbols, context, capability)?;
         let workspace = DeviceBuffer::new(context, workspace_bytes)?;
-        let plans = Plans { by_key: HashMap::new(), choices: Choices::new(symbols, &device, workspace_bytes) };
+        let choices = Choices::new(symbols, &device, workspace_bytes);
+        let plans = Plans { by_key: HashMap::new(), choices, in_order: false };
         Ok(Self { plans: Mutex::new(plans), handle, workspace })
     }
 
-    /// Makes large GEMMs run the first algorithm that the library proposes, from now on.
-    pub fn use_proposed(&self) {
-        self.choose(Measuring::Off);
+    /// Sets whether the parts of a divided sum may only be added in a step of their own, whose order follows from the shape, from now on. Otherwise
+    /// blocks may add them to an output in f32 as they end.
+    pub fn add_in_order(&self, in_order: bool) {
+        let plans = &mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut plans.in_order, in_order) != in_order {
+            plans.by_key.clear();
+        }
     }
 
-    /// Makes large GEMMs run the algorithm measured earlier on this machine, if there is one, from now on.
-    pub fn use_measured(&self) {
-        self.choose(Measuring::Kept);
-    }
-
-    /// Does the same as [`Self::use_measured`], and measures other shapes at their third call.
-    pub fn measure(&self) {
-        self.choose(Measuring::On);
-    }
-
-    fn choose(&self, measuring: Measuring) {
-        let Plans { by_key, choices } = &mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Chooses the source of the algorithms of large GEMMs, from now on; at first it is [`Measuring::Off`].
+    pub fn choose(&self, measuring: Measuring) {
+        let Plans { by_key, choices, .. } = &mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         if choices.measuring != measuring {
             choices.measuring = measuring;
             by_key.clear();
@@ -135,7 +134,7 @@ impl BlasLt {
         let key = Key { matmul: *matmul, alignment: Alignment::of(&call.pointers) };
         // Locked while a plan is built, so that two threads do not build it twice. A panic leaves the map intact.
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let Plans { by_key, choices } = &mut *plans;
+        let Plans { by_key, choices, in_order } = &mut *plans;
         let choice = match by_key.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
@@ -143,7 +142,7 @@ impl BlasLt {
                 matmul.check_device(self.handle.capability)?;
                 let make = || {
                     // SAFETY: the handle lives as long as `self`, and `with_current` makes its context current.
-                    unsafe { Plan::new(self.handle.symbols, self.handle.handle, &key, self.workspace()) }
+                    unsafe { Plan::new(self.handle.symbols, self.handle.handle, &key, self.workspace(), *in_order) }
                 };
                 let (plan, proposed) = self.handle.context.with_current(make)?;
                 new.insert(choices.first(&key, plan, proposed))
@@ -159,7 +158,7 @@ impl BlasLt {
     }
 
     fn workspace(&self) -> Workspace {
-        Workspace { address: self.workspace.pointer::<u8>().address(), bytes: self.workspace.len_bytes() }
+        Workspace { address: self.workspace.address(), bytes: self.workspace.len_bytes() }
     }
 }
 

@@ -10,7 +10,6 @@ use cudarc::driver::sys;
 
 use crate::error::CudaError;
 use crate::memory::PinnedBuffer;
-use crate::pointer::DevicePointer;
 use crate::stream::Stream;
 
 impl Stream {
@@ -22,20 +21,15 @@ impl Stream {
     ///
     /// # Panics
     /// If the buffer has fewer bytes.
-    pub unsafe fn copy_to_device(
-        &self,
-        target: DevicePointer<u8>,
-        source: &PinnedBuffer,
-        bytes: usize,
-    ) -> Result<(), CudaError> {
-        check_length(bytes, source.len_bytes());
+    pub unsafe fn copy_to_device(&self, target: u64, source: &PinnedBuffer, bytes: usize) -> Result<(), CudaError> {
+        check_length(bytes, source.len());
         if bytes == 0 {
             return Ok(());
         }
         self.context().with_current(|| {
             let from = source.address().cast_const().cast();
             // SAFETY: the length of the host side was checked; the device side and the lifetimes are the caller's promise.
-            let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(target.address(), from, bytes, self.handle()) };
+            let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(target, from, bytes, self.handle()) };
             self.context().driver().checked("cuMemcpyHtoDAsync", copied.result())
         })
     }
@@ -49,13 +43,8 @@ impl Stream {
     ///
     /// # Panics
     /// If the buffer has fewer bytes.
-    pub unsafe fn copy_to_host(
-        &self,
-        target: &PinnedBuffer,
-        source: DevicePointer<u8>,
-        bytes: usize,
-    ) -> Result<(), CudaError> {
-        check_length(bytes, target.len_bytes());
+    pub unsafe fn copy_to_host(&self, target: &PinnedBuffer, source: u64, bytes: usize) -> Result<(), CudaError> {
+        check_length(bytes, target.len());
         if bytes == 0 {
             return Ok(());
         }
@@ -63,7 +52,7 @@ impl Stream {
             let to = target.address().cast();
             // SAFETY: the length of the host side was checked; the device side and the lifetimes are the caller's promise. The
             // address is the driver's own, not derived from a shared reference to the bytes.
-            let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to, source.address(), bytes, self.handle()) };
+            let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to, source, bytes, self.handle()) };
             self.context().driver().checked("cuMemcpyDtoHAsync", copied.result())
         })
     }

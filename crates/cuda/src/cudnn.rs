@@ -22,4 +22,4 @@ mod sys;
 pub use library::Cudnn;
 pub use plan::Plan;
 pub use run::{BackwardPointers, ForwardPointers};
-pub use shape::{AttentionShape, Element, Layout, RowStrides, StatisticsLayout};
+pub use shape::{AttentionShape, Element, Layout};

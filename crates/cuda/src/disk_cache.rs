@@ -14,9 +14,9 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use firebrick_files::cache_folder;
+use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// A folder of files of one kind; `None` caches nothing.
@@ -84,16 +84,9 @@ impl Cache {
 
     /// Writes a file. Two processes at once write the same bytes to files of different names, and the last rename wins.
     pub(crate) fn write(&self, key: &Key, image: &[u8]) {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let Some(file) = self.file(key) else { return };
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let unfinished = file.with_extension(format!("{}-{count}.part", std::process::id()));
-        let complete = [header_of(key, image).as_slice(), image].concat();
-        let written = write_new(&unfinished, &complete).and_then(|()| fs::rename(&unfinished, &file));
-        if written.is_err() {
-            // Only the time to compute it again is lost.
-            let _ = fs::remove_file(&unfinished);
-        }
+        let Some((folder, file)) = self.folder.as_deref().zip(self.file(key)) else { return };
+        // If this fails, only the time to compute it again is lost.
+        let _ = write_complete(folder, &file, &[header_of(key, image).as_slice(), image].concat());
     }
 
     fn file(&self, key: &Key) -> Option<PathBuf> {
@@ -108,13 +101,12 @@ fn header_of(key: &Key, image: &[u8]) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// Writes a file that must not exist, readable and writable by this user only.
-fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut options = File::options();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)?.write_all(bytes)
+/// Writes a file of the folder, which only this user can read and write: completely, or not at all.
+fn write_complete(folder: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut unfinished = NamedTempFile::new_in(folder)?;
+    unfinished.write_all(bytes)?;
+    unfinished.persist(file)?;
+    Ok(())
 }
 
 /// Makes `folder` a folder that only this user can read and write.

@@ -15,7 +15,6 @@ pub use pinned::PinnedBuffer;
 
 use crate::context::Context;
 use crate::error::CudaError;
-use crate::pointer::DevicePointer;
 
 /// In debug builds, the buffers of all devices: bytes by device and address.
 static LIVE: Mutex<BTreeMap<(usize, u64), u64>> = Mutex::new(BTreeMap::new());
@@ -69,8 +68,8 @@ impl DeviceBuffer {
     }
 
     /// Returns the address of the first byte. The caller must keep the buffer alive while the device uses it.
-    pub fn pointer<T>(&self) -> DevicePointer<T> {
-        DevicePointer::from_address(self.address)
+    pub fn address(&self) -> u64 {
+        self.address
     }
 }
 

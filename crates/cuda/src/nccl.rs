@@ -1,4 +1,4 @@
-//! Collectives between devices by NCCL, on a stream: sums of f32 values, and broadcasts of bytes.
+//! Collectives between devices by NCCL, on a stream: sums of values in f32 or bf16, and broadcasts of bytes.
 //!
 //! Each rank of a job has its own communicator, for one device. Rank 0 generates an id, every rank gets it over another
 //! connection, and all of them connect with it. AMD's RCCL exports the same functions under the same names.
@@ -12,9 +12,8 @@ use std::time::{Duration, Instant};
 
 use crate::context::Context;
 use crate::error::CudaError;
-use crate::pointer::DevicePointer;
 use crate::stream::{Stream, same_device};
-use symbols::{FLOAT32, IN_PROGRESS, Opaque, SUM, Status, Symbols, UINT8, UniqueId};
+use symbols::{BFLOAT16, FLOAT32, IN_PROGRESS, Opaque, SUM, Status, Symbols, UINT8};
 
 /// Time that [`NcclCommunicator::abort`] waits for a thread that is submitting and may itself wait for a rank that is gone.
 const ABORT_WAIT: Duration = Duration::from_secs(2);
@@ -25,7 +24,8 @@ pub struct Nccl {
     symbols: &'static Symbols,
 }
 
-/// The id that all ranks of a communicator share before they connect.
+/// The id that all ranks of a communicator share before they connect: `ncclUniqueId`, which is passed by value.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclId(pub [u8; NcclId::BYTES]);
 
@@ -71,11 +71,11 @@ impl Nccl {
     /// # Errors
     /// [`CudaError::Nccl`], for instance if no network interface can be used.
     pub fn new_id(&self) -> Result<NcclId, CudaError> {
-        let mut id = UniqueId { internal: [0; NcclId::BYTES] };
+        let mut id = NcclId([0; NcclId::BYTES]);
         // SAFETY: the pointer is valid for a write of the whole id.
         let status = unsafe { (self.symbols.get_unique_id)(&mut id) };
         self.symbols.checked("ncclGetUniqueId", status)?;
-        Ok(NcclId(id.internal))
+        Ok(id)
     }
 
     /// Connects rank `rank` of `count`, on the device of the context. Returns once all ranks have called it.
@@ -89,10 +89,10 @@ impl Nccl {
         rank: usize,
         count: usize,
     ) -> Result<NcclCommunicator, CudaError> {
-        let (id, mut handle) = (UniqueId { internal: id.0 }, ptr::null_mut());
+        let mut handle = ptr::null_mut();
         context.with_current(|| {
             // SAFETY: the pointer is valid for a write, the id is passed by value, and the context of the rank's device is current.
-            let status = unsafe { (self.symbols.comm_init_rank)(&mut handle, number(count), id, number(rank)) };
+            let status = unsafe { (self.symbols.comm_init_rank)(&mut handle, number(count), *id, number(rank)) };
             self.symbols.checked("ncclCommInitRank", status)
         })?;
         let handle = Mutex::new(Some(Handle(handle)));
@@ -101,41 +101,34 @@ impl Nccl {
 }
 
 impl NcclCommunicator {
-    /// Sums each buffer (address and number of f32 values) over all ranks, in place, as one group on the stream.
+    /// Sums each buffer (address, number of values, and whether they are bf16 instead of f32) over all ranks, in place, as one group on the stream.
     ///
     /// # Safety
-    /// - The addresses must point to device memory of this context with that many f32 values, which stays allocated until the stream has done the
+    /// - The addresses must point to device memory of this context with that many values, which stays allocated until the stream has done the
     ///   work.
     /// - Other work that uses the buffers must be ordered before or after this on the stream.
     /// - Every rank must submit the same operations on buffers of the same sizes, in the same order.
     ///
     /// # Errors
     /// [`CudaError::NcclAborted`], [`CudaError::DifferentDevices`] or [`CudaError::Nccl`].
-    pub unsafe fn all_reduce_sum(
-        &self,
-        stream: &Stream,
-        buffers: &[(DevicePointer<f32>, usize)],
-    ) -> Result<(), CudaError> {
-        self.submit("ncclAllReduce", stream, buffers, |&(buffer, count), comm, stream| {
-            let data = address(buffer);
+    pub unsafe fn all_reduce_sum(&self, stream: &Stream, buffers: &[(u64, usize, bool)]) -> Result<(), CudaError> {
+        self.submit("ncclAllReduce", stream, buffers, |&(buffer, count, is_bf16), comm, stream| {
+            let (data, format) = (pointer(buffer), format(is_bf16));
             // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
-            unsafe { (self.symbols.all_reduce)(data, data, count, FLOAT32, SUM, comm, stream) }
+            unsafe { (self.symbols.all_reduce)(data, data, count, format, SUM, comm, stream) }
         })
     }
 
-    /// Sums each buffer (address, number of f32 values, rank) over all ranks into the buffer of that rank, as one group on the stream.
+    /// Sums each buffer (as in [`NcclCommunicator::all_reduce_sum`], and a rank) over all ranks into the buffer of that rank, as one group on the
+    /// stream.
     ///
     /// # Safety
     /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold.
-    pub unsafe fn reduce_sum(
-        &self,
-        stream: &Stream,
-        buffers: &[(DevicePointer<f32>, usize, usize)],
-    ) -> Result<(), CudaError> {
-        self.submit("ncclReduce", stream, buffers, |&(buffer, count, root), comm, stream| {
-            let (data, root) = (address(buffer), number(root));
+    pub unsafe fn reduce_sum(&self, stream: &Stream, buffers: &[(u64, usize, bool, usize)]) -> Result<(), CudaError> {
+        self.submit("ncclReduce", stream, buffers, |&(buffer, count, is_bf16, root), comm, stream| {
+            let (data, format, root) = (pointer(buffer), format(is_bf16), number(root));
             // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
-            unsafe { (self.symbols.reduce)(data, data, count, FLOAT32, SUM, root, comm, stream) }
+            unsafe { (self.symbols.reduce)(data, data, count, format, SUM, root, comm, stream) }
         })
     }
 
@@ -143,13 +136,9 @@ impl NcclCommunicator {
     ///
     /// # Safety
     /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold, in bytes.
-    pub unsafe fn broadcast(
-        &self,
-        stream: &Stream,
-        buffers: &[(DevicePointer<u8>, usize, usize)],
-    ) -> Result<(), CudaError> {
+    pub unsafe fn broadcast(&self, stream: &Stream, buffers: &[(u64, usize, usize)]) -> Result<(), CudaError> {
         self.submit("ncclBroadcast", stream, buffers, |&(buffer, bytes, root), comm, stream| {
-            let (data, root) = (address(buffer), number(root));
+            let (data, root) = (pointer(buffer), number(root));
             // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
             unsafe { (self.symbols.broadcast)(data, data, bytes, UINT8, root, comm, stream) }
         })
@@ -226,8 +215,12 @@ impl Drop for NcclCommunicator {
     }
 }
 
-fn address<T>(pointer: DevicePointer<T>) -> *mut std::ffi::c_void {
-    pointer.address() as *mut std::ffi::c_void
+fn pointer(address: u64) -> *mut std::ffi::c_void {
+    address as *mut std::ffi::c_void
+}
+
+fn format(is_bf16: bool) -> i32 {
+    if is_bf16 { BFLOAT16 } else { FLOAT32 }
 }
 
 /// Converts a rank, or a number of ranks, to NCCL's type.

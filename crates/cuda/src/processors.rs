@@ -4,19 +4,21 @@
 
 use std::io;
 
+#[cfg(target_os = "linux")]
+use rustix::{
+    io::Errno,
+    process::Pid,
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+};
+
 /// Returns the processors that the calling thread may run on, by the system's numbers, ascending.
 ///
 /// # Errors
 /// If the system rejects the call, or is not Linux.
 #[cfg(target_os = "linux")]
 pub fn allowed() -> io::Result<Vec<usize>> {
-    let mut mask = Mask::default();
-    // SAFETY: the mask is valid for a write of its size; thread 0 is the calling one.
-    let result = unsafe { libc::sched_getaffinity(0, size_of::<Mask>(), mask.pointer()) };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok((0..Mask::BITS).filter(|&number| mask.has(number)).collect())
+    let mask = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&number| mask.is_set(number)).collect())
 }
 
 /// Restricts all threads of this process, and threads that they start from now on, to some processors.
@@ -25,44 +27,18 @@ pub fn allowed() -> io::Result<Vec<usize>> {
 /// If the system rejects the call, for instance because the process may use none of them, or is not Linux.
 #[cfg(target_os = "linux")]
 pub fn keep_threads_on(processors: &[usize]) -> io::Result<()> {
-    let mut mask = Mask::default();
-    processors.iter().for_each(|&number| mask.add(number));
+    let mut mask = CpuSet::new();
+    processors.iter().filter(|&&number| number < CpuSet::MAX_CPU).for_each(|&number| mask.set(number));
     for thread in std::fs::read_dir("/proc/self/task")? {
-        let Some(id) = thread?.file_name().to_str().and_then(|id| id.parse().ok()) else { continue };
-        // SAFETY: the mask is valid for a read of its size.
-        let result = unsafe { libc::sched_setaffinity(id, size_of::<Mask>(), mask.pointer()) };
-        let error = io::Error::last_os_error();
-        // A thread that was listed may have ended.
-        if result != 0 && error.raw_os_error() != Some(libc::ESRCH) {
-            return Err(error);
+        let id = thread?.file_name().to_str().and_then(|id| id.parse().ok());
+        let Some(thread) = id.and_then(Pid::from_raw) else { continue };
+        match sched_setaffinity(Some(thread), &mask) {
+            // A thread that was listed may have ended.
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(())
-}
-
-/// One bit per processor.
-#[cfg(target_os = "linux")]
-#[derive(Default)]
-#[repr(C, align(8))]
-struct Mask([u64; 16]);
-
-#[cfg(target_os = "linux")]
-impl Mask {
-    const BITS: usize = 16 * 64;
-
-    fn pointer(&mut self) -> *mut libc::cpu_set_t {
-        std::ptr::from_mut(self).cast()
-    }
-
-    fn has(&self, number: usize) -> bool {
-        self.0[number / 64] >> (number % 64) & 1 == 1
-    }
-
-    fn add(&mut self, number: usize) {
-        if number < Self::BITS {
-            self.0[number / 64] |= 1 << (number % 64);
-        }
-    }
 }
 
 /// Replaces the Linux version on other systems.
@@ -103,7 +79,7 @@ mod tests {
     #[test]
     fn processors_that_do_not_exist_change_nothing() {
         let before = allowed().unwrap();
-        assert!(keep_threads_on(&[Mask::BITS - 1]).is_err());
+        assert!(keep_threads_on(&[CpuSet::MAX_CPU - 1]).is_err());
         assert_eq!(allowed().unwrap(), before);
     }
 }

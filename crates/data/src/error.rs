@@ -6,6 +6,7 @@
 use std::io::Error as IoError;
 use std::path::PathBuf;
 
+use firebrick_arch::counted;
 use thiserror::Error;
 
 use crate::cache::CacheError;
@@ -78,8 +79,8 @@ pub enum DataError {
 
     /// More records were dropped, or lost a part, than allowed.
     #[error(
-        "{bad} of {rows} records ({:.1} %) cannot be trained on, or not without losing a part; the limit is {:.1} % \
-         (max_bad_share).\n{report}", 100.0 * *bad as f64 / *rows as f64, 100.0 * allowed
+        "{bad} of {} ({:.1} %) cannot be trained on, or not without losing a part; the limit is {:.1} % \
+         (max_bad_share).\n{report}", counted(*rows, "record"), 100.0 * *bad as f64 / *rows as f64, 100.0 * allowed
     )]
     TooManyBadRows {
         bad: u64,

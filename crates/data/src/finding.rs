@@ -2,52 +2,33 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The kinds of findings.
+/// The kinds of findings; those that drop a record come before the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "`description` says what each is")]
 pub enum FindingKind {
-    /// Dropped: blank text, no messages.
     Empty,
-    /// Dropped: the row of the file cannot be read.
     Unreadable,
-    /// Dropped: a value that is absent, null, or a list or an object where a text is expected.
     BadCell,
-    /// Dropped: no token would count in the loss.
     NothingToTrain,
-    /// Dropped: only flagged messages are trained on, and none has a flag.
     NoFlags,
-    /// Dropped: every loss token is after `max_seq_len`.
     CutToNothing,
-    /// Dropped: the chat template refuses the messages.
     TemplateRefused,
-    /// Dropped: the text that is trained on cannot be located.
     MaskNotFound,
-    /// Dropped: the beginning-of-text token occurs twice.
     DoubledBos,
-    /// Dropped because of `overflow`: longer than `max_seq_len`.
     TooLong,
-    /// Dropped: the chosen and the rejected answer of a pair are the same.
     SameAnswers,
-    /// Kept: cut at `max_seq_len`.
     Truncated,
-    /// Kept: the beginning of the prompt of a pair was cut off.
     PromptCut,
-    /// Kept: split at `max_seq_len`.
     Split,
-    /// Kept: the chat template writes nothing of a message with a text.
     MessageIgnored,
-    /// Kept: the chat template writes nothing of the tools.
     ToolsIgnored,
-    /// Kept: the chat template writes nothing of the tool calls.
     ToolCallsIgnored,
-    /// Kept: the chat template writes nothing of the reasoning.
     ReasoningIgnored,
-    /// Kept: the chat template writes nothing of the documents.
     DocumentsIgnored,
-    /// Kept: only the end of an answer is trained.
     EmptyAnswer,
-    /// Kept: every token counts in the loss although only the assistant's were selected.
     AllTrained,
+    OtherRole,
 }
 
 impl FindingKind {
@@ -55,7 +36,13 @@ impl FindingKind {
     pub fn is_bad(self) -> bool {
         !matches!(
             self,
-            Self::Empty | Self::TooLong | Self::SameAnswers | Self::Truncated | Self::PromptCut | Self::Split
+            Self::Empty
+                | Self::TooLong
+                | Self::SameAnswers
+                | Self::Truncated
+                | Self::PromptCut
+                | Self::Split
+                | Self::OtherRole
         )
     }
 
@@ -96,6 +83,7 @@ impl FindingKind {
             Self::DocumentsIgnored => "trained without their documents, which the chat template leaves out",
             Self::EmptyAnswer => "trained to answer with nothing but the end of the turn",
             Self::AllTrained => "trained whole, the user's text too",
+            Self::OtherRole => "with a role that chat templates do not know",
         }
     }
 }

@@ -6,6 +6,8 @@
 //! earlier turns (for example, remove their reasoning), because only the text between two messages is compared. If marks change the output of a
 //! template, whole prefixes are compared instead, and the comparison is checked rather than assumed.
 //!
+//! An answer is in two parts where the template writes the results of its tool calls before its content (Gemma 4).
+//!
 //! Not supported: templates that both depend on contents and rewrite earlier turns. They are refused with advice.
 
 mod span_finder;
@@ -35,7 +37,7 @@ pub(crate) fn locate(template: &ChatTemplate, chat: &Chat, selection: &Selection
     let finder = SpanFinder::new(&rendered_chat, &text);
     let spans = if !selection.turns.contains(&true) {
         Vec::new()
-    } else if template.marks_generation() && selection.is_every_assistant(chat) {
+    } else if template.marks_generation && selection.is_every_assistant(chat) {
         blocks.into_iter().map(Span::from).collect()
     } else {
         by_marks(&finder, &blocks, selection)?
@@ -52,8 +54,9 @@ fn by_marks(finder: &SpanFinder<'_>, blocks: &[Range<usize>], selection: &Select
     for index in (0..chat.turns.len()).filter(|&index| selection.turns[index]) {
         match assistants.binary_search(&index) {
             Err(_) => spans.push(finder.content(index)?.into()),
-            Ok(_) if !template.marks_generation() => {
-                spans.push(Span { range: finder.assistant(index)?, content_end: finder.content_end(index) });
+            Ok(_) if !template.marks_generation => {
+                let content_end = finder.content_end(index);
+                spans.extend(finder.assistant(index)?.into_iter().map(|range| Span { range, content_end }));
             }
             Ok(number) if blocks.len() == assistants.len() => spans.push(blocks[number].clone().into()),
             Ok(_) => spans.extend(finder.blocks_of(index, blocks)?.into_iter().map(Span::from)),

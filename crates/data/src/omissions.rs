@@ -32,10 +32,7 @@ pub(crate) fn omissions(
             format!("nothing is written of {} messages ({})", roles.len(), roles.join(", ")),
         );
     }
-    let same = |changed: Chat| {
-        let changed = RenderedChat::new(template, &changed);
-        changed.render(&changed.plain, false).is_ok_and(|(text, _)| text == located.text)
-    };
+    let same = |changed: Chat| renders_to(&located.text, template, &changed);
     if let Some(tools) = &chat.tools
         && same(Chat { tools: None, ..chat.clone() })
     {
@@ -96,11 +93,7 @@ pub(crate) fn unread_keys(template: &ChatTemplate, chat: &Chat, text: &str) -> V
     let mut keys: Vec<&str> = of_roles.iter().map(|(_, key)| *key).collect();
     keys.sort_unstable();
     keys.dedup();
-    let is_same = |keys: &[&str]| {
-        let changed = without(chat, keys, None);
-        let changed = RenderedChat::new(template, &changed);
-        changed.render(&changed.plain, false).is_ok_and(|(changed, _)| changed == text)
-    };
+    let is_same = |keys: &[&str]| renders_to(text, template, &without(chat, keys, None));
     // Usually the template writes none of them.
     if !is_same(&keys) {
         keys.retain(|key| is_same(&[*key]));
@@ -112,6 +105,11 @@ pub(crate) fn unread_keys(template: &ChatTemplate, chat: &Chat, text: &str) -> V
         }
     });
     unread
+}
+
+fn renders_to(text: &str, template: &ChatTemplate, chat: &Chat) -> bool {
+    let chat = RenderedChat::new(template, chat);
+    chat.render(&chat.plain, false).is_ok_and(|(rendered, _)| rendered == text)
 }
 
 /// Returns a conversation without these keys; messages that have no content then get `content`.

@@ -213,7 +213,6 @@ fn encode_block<R, T, S, E: From<S>>(
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::rc::Rc;
     use std::sync::atomic::AtomicUsize;
     use std::thread::sleep;
     use std::time::Duration;
@@ -311,22 +310,6 @@ mod tests {
         pipeline(3).run(ids.map(Ok::<_, String>), |_| 1, encoder, keep).unwrap();
         assert_eq!(made.into_inner(), 3);
         assert!(most < 9000 / 2, "one of three workers encoded {most}");
-    }
-
-    #[test]
-    fn reader_and_sink_stay_on_the_calling_thread() {
-        let shared = Rc::new(Cell::new(0));
-        let reads = shared.clone();
-        let records = (0..10).map(move |number| {
-            reads.set(reads.get() + 1);
-            Ok::<usize, String>(number)
-        });
-        let sink = |number| {
-            shared.set(shared.get() + number);
-            Ok(())
-        };
-        pipeline(2).run(records, |_| 1, || Ok::<_, String>, sink).unwrap();
-        assert_eq!(shared.get(), 10 + 45);
     }
 
     #[test]

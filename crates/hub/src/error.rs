@@ -36,6 +36,9 @@ pub enum HubError {
         cache: PathBuf,
     },
 
+    #[error("HF_ENDPOINT={0} is no address: write it with its beginning, HF_ENDPOINT=https://{0}")]
+    Endpoint(String),
+
     #[error("{endpoint} has no {what} that you can access: {hint}")]
     Refused {
         endpoint: String,
@@ -91,6 +94,12 @@ impl HubError {
     /// Builds an error of the cache at this path.
     pub(crate) fn cache(path: &Path) -> impl Fn(IoError) -> Self + '_ {
         |reason| Self::Cache { path: path.to_owned(), reason }
+    }
+
+    /// Builds the error for an endpoint without `https://` at its beginning.
+    pub(crate) fn endpoint(endpoint: &str) -> Self {
+        let begin = "https://";
+        Self::Endpoint(without_secrets(&format!("{begin}{endpoint}")).trim_start_matches(begin).to_owned())
     }
 
     /// Builds the error for a request without a response.

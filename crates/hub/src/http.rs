@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value as Json;
 use ureq::http::Response;
 use ureq::tls::{RootCerts, TlsConfig};
-use ureq::{Agent, Body, Error as TransportError};
+use ureq::{Agent, Body, Error as TransportError, RequestBuilder};
 
 use crate::address::{base, is_same_origin, without_secrets};
 use crate::error::HubError;
@@ -21,7 +21,7 @@ use crate::settings::HubSettings;
 
 const MAX_LISTING_BYTES: u64 = 256 << 20;
 const MAX_REDIRECTS: usize = 10;
-pub(crate) const ATTEMPTS: u32 = 5;
+const ATTEMPTS: u32 = 5;
 /// Time before the second attempt; tests do not wait for an imitation.
 const FIRST_WAIT: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 200 });
 
@@ -71,6 +71,9 @@ enum Failure {
 
 /// Requests a server's start page, once and within a short time.
 pub(crate) fn reach(endpoint: &str) -> Result<(), String> {
+    if !endpoint.contains("://") {
+        return Err(HubError::endpoint(endpoint).to_string());
+    }
     let request = AGENT.head(endpoint).config().timeout_global(Some(REACH)).build();
     request.call().map(drop).map_err(|error| without_secrets(&format!("{}: {error}", base(endpoint))))
 }
@@ -114,27 +117,39 @@ fn get(
     begin: u64,
     what: (RepoKind, &str),
 ) -> Result<(Response<Body>, Option<String>), HubError> {
-    let mut attempt = 1;
-    loop {
-        let failure = match follow(settings, url, begin) {
-            Ok((response, etag)) => match response.status().as_u16() {
-                200 | 206 => return Ok((response, etag)),
-                status @ (429 | 500..=599) => {
-                    Failure::Unreachable(format!("{}: the server answered {status}", base(url)))
-                }
-                _ => return Err(refused(settings, url, &response, what)),
-            },
-            Err(failure) => failure,
-        };
-        if attempt == ATTEMPTS {
-            return Err(match failure {
-                Failure::Unreachable(reason) => HubError::unreachable(&settings.cache, what.1, &reason),
-                Failure::Unusable(reason) => HubError::request(url, reason),
-            });
+    if !settings.endpoint.contains("://") {
+        return Err(HubError::endpoint(&settings.endpoint));
+    }
+    let unreachable = |reason: String| Err(HubError::unreachable(&settings.cache, what.1, &reason));
+    match repeated(|| follow(settings, url, begin), |(response, _)| response) {
+        Ok((response, etag)) => match response.status().as_u16() {
+            200 | 206 => Ok((response, etag)),
+            status if is_busy(status) => unreachable(format!("{}: the server answered {status}", base(url))),
+            _ => Err(refused(settings, url, &response, what)),
+        },
+        Err(Failure::Unreachable(reason)) => unreachable(reason),
+        Err(Failure::Unusable(reason)) => Err(HubError::request(url, reason)),
+    }
+}
+
+/// Repeats a request that got no response, or a response that asks for a retry.
+pub(crate) fn repeated<T, E>(
+    request: impl Fn() -> Result<T, E>,
+    response: impl Fn(&T) -> &Response<Body>,
+) -> Result<T, E> {
+    for attempt in 1..ATTEMPTS {
+        let result = request();
+        if result.as_ref().is_ok_and(|answer| !is_busy(response(answer).status().as_u16())) {
+            return result;
         }
         wait_after(attempt);
-        attempt += 1;
     }
+    request()
+}
+
+/// Returns whether a status says that the server is busy or broken.
+fn is_busy(status: u16) -> bool {
+    matches!(status, 429 | 500..=599)
 }
 
 /// Waits before the next attempt: 0.2, 0.4, 0.8, 1.6 seconds.
@@ -147,10 +162,7 @@ fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Bod
     let (mut url, mut etag) = (url.to_owned(), None);
     for _ in 0..=MAX_REDIRECTS {
         let is_hub = is_same_origin(&url, &settings.endpoint);
-        let mut request = AGENT.get(&url).header("accept-encoding", "identity");
-        if let (Some(token), true) = (&settings.token, is_hub) {
-            request = request.header("authorization", format!("Bearer {token}"));
-        }
+        let mut request = with_token(AGENT.get(&url), settings, &url).header("accept-encoding", "identity");
         if begin > 0 {
             request = request.header("range", format!("bytes={begin}-"));
         }
@@ -171,6 +183,14 @@ fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Bod
         }
     }
     Err(unusable("too many redirects"))
+}
+
+/// Adds the token to a request for the Hub itself.
+pub(crate) fn with_token<B>(request: RequestBuilder<B>, settings: &HubSettings, url: &str) -> RequestBuilder<B> {
+    match settings.token.as_ref().filter(|_| is_same_origin(url, &settings.endpoint)) {
+        Some(token) => request.header("authorization", format!("Bearer {token}")),
+        None => request,
+    }
 }
 
 /// Classifies the error of a request. Certificates that are not accepted arrive as invalid data: the server responded.

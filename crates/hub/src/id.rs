@@ -23,11 +23,8 @@ impl RepoKind {
     }
 
     /// Returns the word in URLs of the API (`/api/models/...`) and in names of cache folders (`models--...`).
-    pub(crate) fn plural(self) -> &'static str {
-        match self {
-            Self::Model => "models",
-            Self::Dataset => "datasets",
-        }
+    pub(crate) fn plural(self) -> String {
+        format!("{}s", self.noun())
     }
 
     /// Returns the path before `owner/name` in the URLs of pages and files.

@@ -11,19 +11,13 @@ use ureq::{Body, SendBody};
 
 use crate::address::is_same_origin;
 use crate::error::HubError;
-use crate::http::{ATTEMPTS, http_agent, wait_after};
+use crate::http::{self, http_agent, with_token};
 use crate::settings::HubSettings;
 
 /// Sends a GET with the token and returns status and JSON; null for a response that is not JSON.
 pub(crate) fn ask(settings: &HubSettings, url: &str) -> Result<(u16, Json), HubError> {
-    repeated(url, || {
-        let mut request = http_agent().get(url);
-        if let Some(token) = token_for(settings, url) {
-            request = request.header("authorization", token);
-        }
-        request.call().map_err(|error| error.to_string())
-    })
-    .map(answer)
+    let request = || with_token(http_agent().get(url), settings, url);
+    repeated(url, || request().call().map_err(|error| error.to_string())).map(answer)
 }
 
 /// Sends a POST with the token, repeated while the server is busy, and returns status and JSON.
@@ -58,39 +52,21 @@ pub(crate) fn put<R: Read>(
 }
 
 fn send(settings: &HubSettings, url: &str, kind: &str, body: &[u8]) -> Result<Response<Body>, String> {
-    let mut request = http_agent().post(url).header("content-type", kind);
+    let mut request = with_token(http_agent().post(url), settings, url).header("content-type", kind);
     if kind.contains("git-lfs") {
         request = request.header("accept", kind);
-    }
-    if let Some(token) = token_for(settings, url) {
-        request = request.header("authorization", token);
     }
     request.send(body).map_err(|error| error.to_string())
 }
 
 /// Repeats a request that got no response, or a response that asks for a retry.
 fn repeated(url: &str, request: impl Fn() -> Result<Response<Body>, String>) -> Result<Response<Body>, HubError> {
-    let mut attempt = 1;
-    loop {
-        let result = request();
-        let is_busy = |response: &Response<Body>| matches!(response.status().as_u16(), 429 | 500..=599);
-        if attempt == ATTEMPTS || result.as_ref().is_ok_and(|response| !is_busy(response)) {
-            return result.map_err(|reason| HubError::not_sent(url, reason));
-        }
-        wait_after(attempt);
-        attempt += 1;
-    }
+    http::repeated(request, |response| response).map_err(|reason| HubError::not_sent(url, reason))
 }
 
 fn answer(mut response: Response<Body>) -> (u16, Json) {
     let text = response.body_mut().read_to_string().unwrap_or_default();
     (response.status().as_u16(), serde_json::from_str(&text).unwrap_or(Json::Null))
-}
-
-/// Returns the authorization header for the Hub's own URLs; `None` for any other.
-fn token_for(settings: &HubSettings, url: &str) -> Option<String> {
-    let token = settings.token.as_ref().filter(|_| is_same_origin(url, &settings.endpoint))?;
-    Some(format!("Bearer {token}"))
 }
 
 /// Checks that the URL to write to is encrypted, or belongs to the Hub itself.

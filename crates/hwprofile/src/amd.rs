@@ -72,12 +72,8 @@ fn name(device: &Path) -> String {
 
 /// Reads `hwmon/hwmon*/power1_cap`, which is in microwatts.
 fn power_limit(device: &Path) -> Option<f64> {
-    monitors(device).find_map(|monitor| integer(&monitor, "power1_cap")).map(|limit| limit as f64 / 1e6)
-}
-
-/// Lists the folders of a card's sensors.
-fn monitors(device: &Path) -> impl Iterator<Item = PathBuf> {
-    fs::read_dir(device.join("hwmon")).into_iter().flatten().flatten().map(|monitor| monitor.path())
+    let mut monitors = fs::read_dir(device.join("hwmon")).ok()?.flatten();
+    monitors.find_map(|monitor| integer(&monitor.path(), "power1_cap")).map(|limit| limit as f64 / 1e6)
 }
 
 /// Reads the PCIe link: `max_link_speed` is like `32.0 GT/s PCIe`, `max_link_width` like `16`.

@@ -100,9 +100,7 @@ fn measured(peaks: &MeasuredPeaks) -> String {
 }
 
 fn tuning(profile: &HardwareProfile) -> String {
-    let first = profile.gpus.first();
-    let of_capability = |gpu: &Gpu| gpu.compute_capability.map(HardwareKind::of_compute_capability);
-    let kind = first.and_then(|gpu| gpu.spec.map(|spec| spec.kind).or_else(|| of_capability(gpu)));
+    let kind = profile.gpus.first().and_then(Gpu::kind);
     let config = get_optimal_config(kind.unwrap_or(HardwareKind::Cpu));
     format!(
         "{}: {} and {} to prefer, start with {} rows of 4,096 tokens; here {}, {}",

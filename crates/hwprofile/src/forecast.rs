@@ -211,25 +211,22 @@ mod tests {
         AcceleratorSpec::named("h100").unwrap()
     }
 
+    fn step(work: &Work, bytes: f64, launches: f64) -> StepTime {
+        let shares = Shares::of_library(h100());
+        StepTime::of(work, HostSide { bytes, launches }, h100(), MathFormat::Bf16, shares).unwrap()
+    }
+
     #[test]
     fn bounds_are_ordered_and_the_lower_one_is_the_largest_part() {
         let work = Work { matmul_flops: 989.4e12, fp8_flops: 0.0, attention_flops: 0.0, bytes: 3.35e12 / 2.0 };
-        let step =
-            StepTime::of(&work, HostSide::default(), h100(), MathFormat::Bf16, Shares::of_library(h100())).unwrap();
-        assert!((step.seconds.lower - 1.0).abs() < 1e-9 && (step.t_memory - 0.5).abs() < 1e-9);
+        let on_card = step(&work, 0.0, 0.0);
+        assert!((on_card.seconds.lower - 1.0).abs() < 1e-9 && (on_card.t_memory - 0.5).abs() < 1e-9);
         let at_measured_rate = ALLOWANCE * (989.4 / 794.5 + 0.5 / MEMORY_SHARE);
-        assert!((step.seconds.upper - at_measured_rate).abs() < 1e-9, "{step:?}");
-        assert_eq!(step.bound, StepBound::Math);
-        let offloaded = StepTime::of(
-            &work,
-            HostSide { bytes: 128e9, launches: 0.0 },
-            h100(),
-            MathFormat::Bf16,
-            Shares::of_library(h100()),
-        )
-        .unwrap();
+        assert!((on_card.seconds.upper - at_measured_rate).abs() < 1e-9, "{on_card:?}");
+        assert_eq!(on_card.bound, StepBound::Math);
+        let offloaded = step(&work, 128e9, 0.0);
         assert_eq!((offloaded.t_host, offloaded.bound), (2.0, StepBound::HostLink));
-        assert!((offloaded.seconds.upper - step.seconds.upper - 2.0 * ALLOWANCE).abs() < 1e-9);
+        assert!((offloaded.seconds.upper - on_card.seconds.upper - 2.0 * ALLOWANCE).abs() < 1e-9);
     }
 
     #[test]
@@ -259,11 +256,7 @@ mod tests {
     #[test]
     fn a_step_of_few_tokens_takes_the_time_of_its_launches_at_most() {
         let work = Work { matmul_flops: 989.4e9, fp8_flops: 0.0, attention_flops: 0.0, bytes: 0.0 };
-        let with = |launches| {
-            StepTime::of(&work, HostSide { bytes: 0.0, launches }, h100(), MathFormat::Bf16, Shares::of_library(h100()))
-                .unwrap()
-                .seconds
-        };
+        let with = |launches| step(&work, 0.0, launches).seconds;
         let none = with(0.0);
         assert_eq!(with(1.0), none, "launches next to longer work cost nothing");
         assert_eq!(with(1000.0), Range { upper: 1000.0 * LAUNCH_S, ..none });
@@ -282,8 +275,7 @@ mod tests {
     #[test]
     fn a_run_costs_its_hours_times_price_and_power() {
         let work = Work { matmul_flops: 989.4e12, fp8_flops: 0.0, attention_flops: 0.0, bytes: 0.0 };
-        let step =
-            StepTime::of(&work, HostSide::default(), h100(), MathFormat::Bf16, Shares::of_library(h100())).unwrap();
+        let step = step(&work, 0.0, 0.0);
         let run = RunCost::of(&step, 7200, 1000.0, Some(700.0), Some(3.0));
         assert!((run.seconds.lower - 7200.0).abs() < 1e-6);
         assert!((run.tokens_per_s.upper - 1000.0).abs() < 1e-6 && run.tokens_per_s.lower < run.tokens_per_s.upper);

@@ -111,10 +111,7 @@ mod tests {
             assert!((reported_mib * 4 / 5..=reported_mib).contains(&share), "{total} GiB: {share} MiB");
         }
         let card = Gpu::of_spec(AcceleratorSpec::named("h100").unwrap());
-        assert!(
-            !card.unified_memory
-                && card.memory_free_bytes == card.memory_total_bytes
-                && card.power_limit_w == Some(700.0)
-        );
+        assert_eq!((card.unified_memory, card.power_limit_w), (false, Some(700.0)));
+        assert_eq!(card.memory_free_bytes, card.memory_total_bytes);
     }
 }

@@ -73,10 +73,8 @@ impl HardwareProfile {
 
     /// Adds the peaks that were stored for its devices.
     fn with_measured_peaks(mut self) -> Self {
-        self.measured =
-            peaks::cache_folder().map_or_else(Vec::new, |folder| MeasuredPeaks::load_all(&folder, &mut self.notes));
-        let kept = std::mem::take(&mut self.measured);
-        self.measured = kept.into_iter().filter(|peaks| peaks.is_of(&self)).collect();
+        let stored = peaks::cache_folder().map(|folder| MeasuredPeaks::load_all(&folder, &mut self.notes));
+        self.measured = stored.into_iter().flatten().filter(|peaks| peaks.is_of(&self)).collect();
         self
     }
 

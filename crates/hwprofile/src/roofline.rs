@@ -155,15 +155,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn running_at_the_peak_of_the_matrix_unit_is_full_utilization() {
-        let spec = AcceleratorSpec::find("NVIDIA H100 80GB HBM3").expect("in the table");
-        let rates = Rates::of_spec(spec, MathFormat::Bf16).expect("it multiplies bf16");
-        let flops_per_token = 4.0 * 7.5e9;
-        let tokens_per_s = rates.matmul_flops_per_s / flops_per_token;
-        assert!((model_flops_utilization(flops_per_token, tokens_per_s, &rates) - 1.0).abs() < 1e-12);
-    }
-
-    #[test]
     fn the_bounds_are_the_larger_part_and_the_sum_of_both() {
         let rates = Rates {
             fp8_flops_per_s: 20.0,

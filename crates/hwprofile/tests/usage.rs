@@ -68,10 +68,3 @@ fn a_partitioned_card_is_refused_by_gpm_and_the_rest_is_read() {
     assert_eq!(usage.get(Gauge::PowerW), Some(612.5));
     assert!(notes.len() == 1 && notes[0].contains("MIG"), "{notes:?}");
 }
-
-#[test]
-fn a_card_that_is_not_there_is_a_note() {
-    let (usage, notes) = watch("GPU-missing");
-    assert_eq!(usage.get(Gauge::PowerW), None);
-    assert!(notes.len() == 1 && notes[0].contains("not sampled"), "{notes:?}");
-}

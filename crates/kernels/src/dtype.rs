@@ -12,6 +12,12 @@ pub(crate) fn to_dtype<B: Backend, const D: usize>(tensor: Tensor<B, D>, dtype: 
     if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
 }
 
+/// Adds values to a sum, in f32, and rounds the new sum to the format of the old one.
+pub(crate) fn added<B: Backend, const D: usize>(sum: Tensor<B, D>, values: Tensor<B, D>) -> Tensor<B, D> {
+    let dtype = sum.dtype();
+    to_dtype(to_f32(sum).add(to_f32(values)), dtype)
+}
+
 /// Multiplies values by their weights, if there are any.
 pub(crate) fn weighted<B: Backend, const D: usize>(
     values: Tensor<B, D>,

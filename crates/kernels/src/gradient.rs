@@ -11,8 +11,9 @@ use burn_tensor::{DType, Tensor, TensorData, backend::Backend};
 use firebrick_arch::Role;
 
 use crate::Kernels;
+use crate::dtype::to_dtype;
 
-/// A trainable tensor: a flat f32 value, its shape and role, and the Hugging Face (or PEFT) name it is saved under.
+/// A trainable tensor: a flat value, its shape and role, and the Hugging Face (or PEFT) name it is saved under.
 #[derive(Clone, Debug)]
 pub struct Parameter<B: Backend> {
     /// Name on disk, e.g. `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
@@ -21,12 +22,12 @@ pub struct Parameter<B: Backend> {
     pub shape: Vec<usize>,
     /// Role by which optimizers group parameters.
     pub role: Role,
-    /// The values, row-major, `[elements]`, f32.
+    /// The values, row-major, `[elements]`, f32 or bf16.
     pub value: Tensor<B, 1>,
 }
 
 impl<B: Backend> Parameter<B> {
-    /// Uploads `values`, row-major in `shape`.
+    /// Uploads `values`, row-major in `shape`, as f32.
     ///
     /// # Panics
     /// If the length of `values` differs from the elements of `shape`.
@@ -48,6 +49,12 @@ impl<B: Backend> Parameter<B> {
     pub fn zeros(name: impl Into<Arc<str>>, shape: &[usize], role: Role, device: &B::Device) -> Self {
         let value = Tensor::zeros([shape.iter().product::<usize>()], (device, DType::F32));
         Self { name: name.into(), shape: shape.to_vec(), role, value }
+    }
+
+    /// Rounds the values to another format.
+    #[must_use]
+    pub fn in_format(self, dtype: DType) -> Self {
+        Self { value: to_dtype(self.value, dtype), ..self }
     }
 
     /// Returns the value as a matrix.
@@ -77,7 +84,8 @@ pub trait GradientSink<B: Kernels> {
     fn add(&mut self, parameter: &Parameter<B>, gradient: Tensor<B, 1>);
 
     /// Lends the running sum of a parameter, so that a GEMM can add to it in place. The caller returns the new sum through
-    /// [`GradientSink::give_back`], which counts as one contribution. `None`: there is no sum yet, and the caller uses [`GradientSink::add`].
+    /// [`GradientSink::give_back`], which counts as one contribution. `None`: there is no sum yet, and the caller uses [`GradientSink::add`]. A sum in
+    /// bf16 is there from the start, so that no gradient exists in f32.
     fn lend(&mut self, parameter: &Parameter<B>) -> Option<Tensor<B, 1>> {
         let _ = parameter;
         None
@@ -139,11 +147,29 @@ impl Contributions {
 #[derive(Clone, Debug)]
 pub struct GradientMap<B: Backend> {
     by_name: BTreeMap<Arc<str>, Tensor<B, 1>>,
+    /// Whether sums of parameters in bf16 are in bf16.
+    has_bf16_sums: bool,
 }
 
 impl<B: Backend> Default for GradientMap<B> {
     fn default() -> Self {
-        Self { by_name: BTreeMap::new() }
+        Self { by_name: BTreeMap::new(), has_bf16_sums: false }
+    }
+}
+
+impl<B: Backend> GradientMap<B> {
+    /// Creates a map in which the gradients of parameters in bf16 are summed in bf16 too, if `are_bf16`.
+    pub fn with_bf16_sums(are_bf16: bool) -> Self {
+        Self { has_bf16_sums: are_bf16, ..Self::default() }
+    }
+}
+
+impl<B: Kernels> GradientMap<B> {
+    /// Returns zeros for the first contribution to a sum in bf16; `None` for sums in f32, which begin as their first contribution.
+    fn first_sum(&self, parameter: &Parameter<B>) -> Option<Tensor<B, 1>> {
+        let (dtype, elements) = (parameter.value.dtype(), parameter.elements());
+        let is_narrow = self.has_bf16_sums && dtype == DType::BF16;
+        is_narrow.then(|| B::zeros([1, elements], dtype, &parameter.value.device()).reshape([elements]))
     }
 }
 
@@ -154,7 +180,7 @@ impl<B: Kernels> GradientSink<B> for GradientMap<B> {
         let elements = gradient.shape().num_elements();
         assert_eq!(elements, parameter.elements(), "gradient of {} has {elements} elements", parameter.name);
         assert_eq!(gradient.dtype(), DType::F32, "gradient of {}", parameter.name);
-        let sum = match self.by_name.remove(&parameter.name) {
+        let sum = match self.by_name.remove(&parameter.name).or_else(|| self.first_sum(parameter)) {
             Some(earlier) => B::accumulate(earlier, gradient),
             None => gradient,
         };
@@ -162,7 +188,7 @@ impl<B: Kernels> GradientSink<B> for GradientMap<B> {
     }
 
     fn lend(&mut self, parameter: &Parameter<B>) -> Option<Tensor<B, 1>> {
-        self.by_name.remove(&parameter.name)
+        self.by_name.remove(&parameter.name).or_else(|| self.first_sum(parameter))
     }
 
     fn give_back(&mut self, parameter: &Parameter<B>, sum: Tensor<B, 1>) {
@@ -267,6 +293,24 @@ mod tests {
         contributions.begin_micro_batch(true);
         contributions.arrive(&"plain".into());
         contributions.arrive(&"plain".into());
+    }
+
+    #[test]
+    fn sums_of_parameters_in_bf16_are_in_bf16_where_that_is_requested_from_the_start() {
+        let narrow = parameter("narrow", 4).in_format(DType::BF16);
+        for (are_bf16, dtype) in [(false, DType::F32), (true, DType::BF16)] {
+            let mut gradients = GradientMap::with_bf16_sums(are_bf16);
+            let lent = gradients.lend(&narrow);
+            assert_eq!(lent.is_some(), are_bf16);
+            for seed in [1, 2] {
+                gradients.add(&narrow, gradient(seed, 4));
+                gradients.add(&parameter("plain", 4), gradient(seed, 4));
+            }
+            let sum = gradients.lend(&narrow).unwrap();
+            assert_eq!((sum.dtype(), gradients["plain"].dtype()), (dtype, DType::F32));
+            // Each of two sums of values below 1 is off by a rounding step of bf16 at most.
+            assert_close(to_dtype(sum, DType::F32), gradients["plain"].clone(), 1e-2);
+        }
     }
 
     #[test]

@@ -47,8 +47,9 @@ pub use memory::training_shape::{
 };
 pub use memory::work::{answering_launches, answering_work, cuda_launches, step_work};
 pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
-pub use moe::{MoeOps, Routing};
+pub use moe::{Combined, MoeOps, Routing};
 pub use norm::{NormOps, NormWeight};
+pub use optimizer::rounding::{Rounding, rounding_key};
 pub use optimizer::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
 pub use payload::{Exchange, Loan, Payload, PayloadLayout};
 pub use session::{DeviceTime, GemmAlgorithms, Hint, RunShape, Session};

@@ -39,6 +39,13 @@ pub trait Session: Backend {
         work()
     }
 
+    /// Runs `work`, during which no parameter changes, as while a model writes text. A backend may then use what it has computed from parameters in
+    /// all of its sections.
+    fn unchanged<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
+        let _ = device;
+        work()
+    }
+
     /// Returns unused pool memory to the driver, after loading or when the sizes of tensors change.
     fn release_memory(device: &Self::Device) {
         Self::memory_cleanup(device);
@@ -64,6 +71,9 @@ pub struct RunShape {
     pub pass_bytes: [u64; 2],
     /// Tokens of that largest pass.
     pub pass_tokens: usize,
+    /// Whether the same steps have the same bits in every run on this machine: sums have a fixed order, and no kernel is chosen by measured times,
+    /// which `gemm_algorithms` could ask for. Ignored where that always holds.
+    pub deterministic: bool,
     /// Count and bytes of tensors that passes will [offload](crate::MemoryOps::offload); their memory is allocated while other work runs.
     pub offloaded: Vec<[usize; 2]>,
 }

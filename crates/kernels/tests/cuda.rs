@@ -22,7 +22,7 @@ use firebrick_kernels::backends::cuda::{
     Cuda, CudnnLimits, limit_cudnn, limit_shared_memory, refuse_cudnn, scratch_bytes,
 };
 use firebrick_kernels::backends::{DeviceFailure, Flex};
-use firebrick_kernels::conformance::{Case, Finding, every_attention, every_operation, tolerance};
+use firebrick_kernels::conformance::{Case, Extent, Finding, attention, operations, tolerance};
 use firebrick_kernels::{
     AttentionOps, BackendKind, CrossEntropyOptions, Documents, EmbeddingOps, Epilogue, GemmFormat, Group, Hint, Keep,
     Kernels, LinearOps, LossOps, LossTargets, MemoryOps, Module, NormOps, NormWeight, OptimizerOps, Payload, Prologue,
@@ -41,11 +41,11 @@ fn device() -> Option<(Device, RwLockReadGuard<'static, ()>)> {
 }
 
 fn assert_case(case: &Case, device: &Device) {
-    assert_right(case, every_operation::<Cuda>(case, device));
+    assert_right(case, operations::<Cuda>(case, device, Extent::All));
 }
 
 fn assert_attention(case: &Case, device: &Device) {
-    assert_right(case, every_attention::<Cuda>(case, device));
+    assert_right(case, attention::<Cuda>(case, device, Extent::All));
 }
 
 fn assert_right(case: &Case, findings: Vec<Finding>) {
@@ -73,6 +73,7 @@ fn attention_cases(dtype: DType) -> Vec<Case> {
         small(96),
         small(128),
         small(256),
+        small(512),
         heads(4, 4, 64),
         heads(8, 2, 128),
         heads(8, 1, 64),
@@ -113,45 +114,34 @@ fn cases(dtype: DType) -> Vec<Case> {
     [attention_cases(dtype), widths].concat()
 }
 
-/// Number of tests that share the cases of a format.
+/// Number of threads that share the cases of a format.
 const SHARES: usize = 4;
 
-/// Makes tests of all operations in a format, which run at the same time.
-macro_rules! every_operation_equals_the_cpu {
-    ($name:ident, $dtype:expr) => {
-        mod $name {
-            #[test]
-            fn in_the_first_share_of_the_cases() {
-                super::assert_share($dtype, 0);
-            }
-
-            #[test]
-            fn in_the_second_share_of_the_cases() {
-                super::assert_share($dtype, 1);
-            }
-
-            #[test]
-            fn in_the_third_share_of_the_cases() {
-                super::assert_share($dtype, 2);
-            }
-
-            #[test]
-            fn in_the_last_share_of_the_cases() {
-                super::assert_share($dtype, 3);
-            }
-        }
-    };
+/// Tests all operations in a format.
+fn assert_cases(dtype: DType) {
+    let Some((device, _shared)) = device() else { return };
+    if dtype == DType::BF16 && !halves(&device).contains(&dtype) {
+        return;
+    }
+    let (cases, device) = (&cases(dtype), &device);
+    let share =
+        |first: usize| move || cases.iter().skip(first).step_by(SHARES).for_each(|case| assert_case(case, device));
+    std::thread::scope(|scope| (0..SHARES).for_each(|first| _ = scope.spawn(share(first))));
 }
 
-every_operation_equals_the_cpu!(every_operation_equals_the_cpu_in_bf16, super::DType::BF16);
-every_operation_equals_the_cpu!(every_operation_equals_the_cpu_in_f16, super::DType::F16);
-every_operation_equals_the_cpu!(every_operation_equals_the_cpu_in_f32, super::DType::F32);
+#[test]
+fn every_operation_equals_the_cpu_in_bf16() {
+    assert_cases(DType::BF16);
+}
 
-fn assert_share(dtype: DType, share: usize) {
-    let Some((device, _shared)) = device() else { return };
-    if dtype != DType::BF16 || halves(&device).contains(&dtype) {
-        cases(dtype).iter().skip(share).step_by(SHARES).for_each(|case| assert_case(case, &device));
-    }
+#[test]
+fn every_operation_equals_the_cpu_in_f16() {
+    assert_cases(DType::F16);
+}
+
+#[test]
+fn every_operation_equals_the_cpu_in_f32() {
+    assert_cases(DType::F32);
 }
 
 /// A card before compute capability 8.0, or one that imitates it, names what it has; others compute.
@@ -168,35 +158,23 @@ fn bf16_is_a_failure_that_names_other_formats_on_cards_without_it() {
     }
 }
 
-/// Tests a card whose blocks have this shared memory, in the format that it usually computes in.
-fn assert_blocks_fit(bytes: usize, dtype: impl Fn(&Device) -> DType) {
+/// Tests cards whose blocks have less shared memory, in the format that each usually computes in.
+#[test]
+fn blocks_fit_the_shared_memory_of_smaller_cards() {
     let Some((device, _shared)) = device() else { return };
     refuse_cudnn(&device, true, true);
-    assert!(limit_shared_memory(&device, Some(bytes)) <= bytes);
-    for head_dim in [64, 96, 128, 256] {
-        let small = Case::small(dtype(&device), head_dim);
-        for case in [Case { hidden_size: 640, rank: 16, ..small.clone() }, Case { rank: 32, ..small }] {
-            assert_case(&case, &device);
+    // A100; L4, L40S, RTX 30, 40 and 50; T4.
+    for (bytes, dtype) in [(166_912, half(&device)), (101_376, half(&device)), (65_536, DType::F16)] {
+        assert!(limit_shared_memory(&device, Some(bytes)) <= bytes);
+        for head_dim in [64, 96, 128, 256] {
+            let small = Case::small(dtype, head_dim);
+            for case in [Case { hidden_size: 640, rank: 16, ..small.clone() }, Case { rank: 32, ..small }] {
+                assert_case(&case, &device);
+            }
         }
     }
     limit_shared_memory(&device, None);
     refuse_cudnn(&device, false, false);
-}
-
-#[test]
-fn blocks_fit_the_shared_memory_of_an_a100() {
-    assert_blocks_fit(166_912, half);
-}
-
-/// L4, L40S, RTX 30, 40 and 50.
-#[test]
-fn blocks_fit_the_shared_memory_of_cards_with_100_kib_per_multiprocessor() {
-    assert_blocks_fit(101_376, half);
-}
-
-#[test]
-fn blocks_fit_the_shared_memory_of_a_t4() {
-    assert_blocks_fit(65_536, |_| DType::F16);
 }
 
 #[test]
@@ -611,8 +589,9 @@ fn operations_of_the_engine_repeat_bit_for_bit() {
     let Some((device, _shared)) = device() else { return };
     refuse_cudnn(&device, true, true);
     let case = Case::small(half(&device), 64);
-    let errors =
-        || every_operation::<Cuda>(&case, &device).iter().map(|f| f.relative_error.to_bits()).collect::<Vec<_>>();
+    let errors = || {
+        operations::<Cuda>(&case, &device, Extent::All).iter().map(|f| f.relative_error.to_bits()).collect::<Vec<_>>()
+    };
     assert_eq!(errors(), errors());
     refuse_cudnn(&device, false, false);
 }

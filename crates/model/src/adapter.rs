@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use firebrick_arch::{ModelConfig, lora_tensor_names};
+use firebrick_kernels::memory::convert_while_reading;
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{Kernels, Parameter};
 
@@ -62,6 +63,7 @@ impl<B: Kernels> Decoder<B> {
     /// A folder that is not a readable adapter, or one whose modules or ranks are not the ones this model was built with.
     pub fn load_adapter(&mut self, dir: &Path) -> Result<(), ModelError> {
         let (config, mut tensors) = peft::read_adapter(dir)?;
+        peft::leave_ignored(&mut tensors, &self.config.spec, dir);
         let path = &dir.join(peft::ADAPTER_WEIGHTS_FILE);
         let device = self.device.clone();
         for linear in self.layers.iter_mut().flat_map(|layer| layer.linears_mut()) {
@@ -125,26 +127,48 @@ impl<B: Kernels> Decoder<B> {
         config: &LoraConfig,
         companions: Option<&Companions>,
     ) -> Result<(), ModelError> {
-        let parts = self.stored_parts();
-        let stored = self.parameters().into_iter().map(host_tensor);
-        let mut tensors: BTreeMap<String, TensorF32> =
-            stored.flat_map(|(name, tensor)| parts.divided(name, tensor)).collect();
+        write_adapter_folder(dir, config, &self.config, &self.adapter_tensors(), companions)
+    }
+
+    /// Copies the tensors of an adapter's file to the host.
+    pub(crate) fn adapter_tensors(&self) -> BTreeMap<String, TensorF32> {
+        let mut tensors = self.host_tensors(self.parameters());
         for linear in self.layers.iter().flat_map(|layer| layer.linears()) {
             let starts = linear.lora.iter().flat_map(|lora| &lora.starts);
             linear.lora_paths().into_iter().zip(starts).for_each(|(path, start)| {
                 peft::add_start(&mut tensors, path, start);
             });
         }
-        match config.init_lora_weights.is_uniform() {
-            true => peft::write_adapter(dir, config, &self.config, &tensors)?,
-            false => peft::write_adapter(dir, &config.with_start(), &self.config, &tensors)?,
-        }
-        let ModelConfig { eos_token_ids, pad_token_id, .. } = &self.config;
-        companions.map_or(Ok(()), |companions| companions.write(dir, eos_token_ids, *pad_token_id))
+        tensors
+    }
+
+    /// Copies parameters to the host in f32, by their names in files.
+    pub(crate) fn host_tensors(&self, parameters: Vec<&Parameter<B>>) -> BTreeMap<String, TensorF32> {
+        let parts = self.stored_parts();
+        let read = parameters.into_iter().map(|parameter| {
+            let Parameter { name, shape, value, .. } = parameter;
+            (name.to_string(), shape.clone(), value.to_data())
+        });
+        let stored = convert_while_reading(read, |(name, shape, data)| {
+            let values = data.convert::<f32>().into_vec::<f32>().expect("just converted to f32");
+            parts.divided(name, TensorF32 { shape, values })
+        });
+        stored.into_iter().flatten().collect()
     }
 }
 
-fn host_tensor<B: Kernels>(parameter: &Parameter<B>) -> (String, TensorF32) {
-    let values = parameter.value.to_data().to_vec::<f32>().expect("parameters are f32");
-    (parameter.name.to_string(), TensorF32 { shape: parameter.shape.clone(), values })
+/// Writes the tensors of an adapter as a PEFT folder for the original base, with its companions.
+pub(crate) fn write_adapter_folder(
+    dir: &Path,
+    lora: &LoraConfig,
+    model: &ModelConfig,
+    tensors: &BTreeMap<String, TensorF32>,
+    companions: Option<&Companions>,
+) -> Result<(), ModelError> {
+    match lora.init_lora_weights.is_uniform() {
+        true => peft::write_adapter(dir, lora, model, tensors)?,
+        false => peft::write_adapter(dir, &lora.with_start(), model, tensors)?,
+    }
+    let ModelConfig { eos_token_ids, pad_token_id, .. } = model;
+    companions.map_or(Ok(()), |companions| companions.write(dir, eos_token_ids, *pad_token_id))
 }

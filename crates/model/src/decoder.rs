@@ -15,15 +15,16 @@ use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::{ModelConfig, ModelSpec, rope};
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{
-    Contributions, CrossEntropy, CrossEntropyOptions, Documents, GradientSink, Hint, Kernels, LossTargets, Parameter,
-    RotaryTables, Weight, loss,
+    Contributions, CrossEntropy, CrossEntropyOptions, Documents, GradientSink, Hint, Keep, Kernels, LossTargets,
+    Parameter, RotaryTables, Weight, WeightGradient, loss,
 };
-use half::{bf16, f16};
 
 use crate::division::{Blocks, Division};
 use crate::error::ModelError;
+use crate::experts::ExpertChoices;
 use crate::experts::router_loss::{RouterLoss, RouterSums, with_router_loss};
-use crate::layer::{Context, Layer};
+use crate::layer::{Context, Layer, Mlp};
+use crate::layer_inputs::{LayerInputs, SavedInputs, TokenInputs, rounded};
 use crate::linear::{AdapterPass, Base, add_matrix, times_transposed, weight_gradient};
 use crate::mixer::{self, Published};
 use crate::norm::Norm;
@@ -52,6 +53,8 @@ pub struct MicroBatch<B: Kernels> {
     pub ids_n: Tensor<B, 1, Int>,
     /// For each token the index of its row among the embedding's trained rows, -1 if it has none, `[n]`; `None` if no rows train.
     pub slots_n: Option<Tensor<B, 1, Int>>,
+    /// What the layers' own inputs need of the tokens.
+    pub(crate) layer_inputs: Option<TokenInputs<B>>,
     /// Document boundaries and rotary angles.
     pub context: Context<B>,
     /// The targets that count in the loss.
@@ -80,6 +83,7 @@ pub struct Tape<B: Kernels> {
     slots_n: Option<Tensor<B, 1, Int>>,
     context: Context<B>,
     published: Published<B>,
+    layer_inputs: Option<(SavedInputs<B>, TokenInputs<B>)>,
     adapters: AdapterPass,
     router_loss: Option<Tensor<B, 1>>,
 }
@@ -99,7 +103,11 @@ pub struct Decoder<B: Kernels> {
     pub(crate) embed_tokens: Base<B>,
     /// Rows of the embedding that train alone; also the head's if it is tied.
     pub(crate) embed_rows: Option<TokenRows<B>>,
+    /// The layers' own inputs.
+    pub(crate) layer_inputs: Option<LayerInputs<B>>,
     pub(crate) layers: Vec<Layer<B>>,
+    /// Where the choices of experts are noted, if they are.
+    pub(crate) choices: Option<ExpertChoices<B>>,
     pub(crate) norm: Norm<B>,
     /// Absent where the head is tied to the embedding.
     pub(crate) lm_head: Option<Base<B>>,
@@ -124,7 +132,7 @@ impl<B: Kernels> Decoder<B> {
     /// over the flattened packed sequences.
     ///
     /// # Errors
-    /// A token or target outside the vocabulary.
+    /// A token or target outside the vocabulary, or a failed read of the table of the layers' own inputs.
     ///
     /// # Panics
     /// If lengths disagree, or a position lies outside the rotary table: the packer computes them.
@@ -153,6 +161,7 @@ impl<B: Kernels> Decoder<B> {
         Ok(MicroBatch {
             ids_n: self.indices(input_ids),
             slots_n: self.embed_rows.as_ref().map(|rows| rows.slots(input_ids, &self.device)),
+            layer_inputs: self.token_inputs(input_ids, self.input_gradients_are_needed())?,
             context: Context {
                 tiles: Tile::all(&self.config.spec, &documents, self.tile_tokens, &self.device),
                 tile_tokens: self.tile_tokens,
@@ -172,7 +181,8 @@ impl<B: Kernels> Decoder<B> {
 
     /// Refuses ids without a row in embedding and head: a device does not check them, and would read other memory.
     pub(crate) fn check_ids(&self, ids: impl Iterator<Item = u64>) -> Result<(), ModelError> {
-        let vocabulary = self.config.spec.vocab_size;
+        let spec = &self.config.spec;
+        let vocabulary = spec.per_layer_inputs.map_or(usize::MAX, |inputs| inputs.vocab_size).min(spec.vocab_size);
         match ids.max().filter(|&id| id >= vocabulary as u64) {
             Some(id) => Err(ModelError::TokenOutsideVocabulary { id, vocabulary }),
             None => Ok(()),
@@ -229,7 +239,8 @@ impl<B: Kernels> Decoder<B> {
         let context = &batch.context;
         let mut saved = Vec::with_capacity(self.layers.len());
         let mut sums = batch.router_loss.clone().map(RouterSums::new);
-        let mut published = Published::default();
+        let keep = if self.input_gradients_are_needed() { Keep::Inputs } else { Keep::Nothing };
+        let (mut published, saved_inputs) = self.published(&x_nd, batch.layer_inputs.as_ref(), keep);
         x_nd = self.each_layer(x_nd, |index, layer, x_nd| {
             let is_last = index + 1 == self.layers.len();
             let (y_nd, of_layer) = forward_layer(layer, x_nd, context, &mut published, pass, is_last, sums.as_mut());
@@ -248,6 +259,7 @@ impl<B: Kernels> Decoder<B> {
             slots_n: batch.slots_n.clone(),
             context: Context { router_gradient, ..context.clone() },
             published,
+            layer_inputs: saved_inputs.zip(batch.layer_inputs.clone()),
             adapters: pass.adapter_pass(),
             router_loss,
         };
@@ -307,17 +319,24 @@ impl<B: Kernels> Decoder<B> {
 
     /// Computes the gradients of all parameters below the head from the gradient of the hidden states that [`Decoder::forward`] returned.
     pub fn backward(&self, tape: Tape<B>, d_hidden_nd: Tensor<B, 2>, sink: &mut dyn GradientSink<B>) {
-        let Tape { saved, last_nd, ids_n, slots_n, context, mut published, adapters, .. } = tape;
+        let Tape { saved, last_nd, ids_n, slots_n, context, mut published, layer_inputs, adapters, .. } = tape;
         let mut dx_nd = self.norm.backward(last_nd, d_hidden_nd, None, sink);
         let mut items = BackwardItems { blocks: self.blocks(), saved };
         let mut schedule = Schedule::new(&mut items, (0..self.layers.len()).rev(), 1);
         while let Some((_, (layer, saved))) = schedule.next_item() {
             dx_nd = backward_layer(&layer, saved, &context, &mut published, dx_nd, adapters, sink);
         }
+        if let (Some(own), Some((saved, tokens))) = (&self.layer_inputs, layer_inputs) {
+            let gradients = published.input_gradients.take().unwrap_or_default();
+            dx_nd = own.backward(saved, tokens, gradients, dx_nd, sink);
+        }
         if let Some(table) = self.embed_tokens.trained() {
             let (scale, rows) = (self.embedding_scale(), self.config.spec.vocab_size);
-            let gradient = B::embed_backward(ids_n, dx_nd, scale, rows, false);
-            add_matrix(table, gradient, false, sink);
+            let (gradient, lent) = match weight_gradient(Some(table), sink) {
+                (WeightGradient::AddTo(sum_vd), lent) => (B::add_embed_backward(sum_vd, ids_n, dx_nd, scale), lent),
+                (_, lent) => (B::embed_backward(ids_n, dx_nd, scale, rows, false), lent),
+            };
+            add_matrix(table, gradient, lent, sink);
         } else if let Some((rows, slots_n)) = self.embed_rows.as_ref().zip(slots_n) {
             let gradient = rows.embedding_gradient(slots_n, dx_nd, self.embedding_scale());
             add_matrix(&rows.parameter, gradient, false, sink);
@@ -331,12 +350,44 @@ impl<B: Kernels> Decoder<B> {
 
     /// Computes the hidden states after the final norm, `[n, d]`, with or without adapters.
     pub(crate) fn hidden(&self, batch: &MicroBatch<B>, adapters: bool) -> Tensor<B, 2> {
+        self.hidden_watched(batch, adapters, &mut |_| ())
+    }
+
+    /// Does the same; `watch` sees what the embedding, each layer and the final norm return, in this order.
+    fn hidden_watched(
+        &self,
+        batch: &MicroBatch<B>,
+        adapters: bool,
+        watch: &mut dyn FnMut(&Tensor<B, 2>),
+    ) -> Tensor<B, 2> {
         let adapters = AdapterPass { are_on: adapters, ..AdapterPass::PLAIN };
-        let (context, mut published) = (&batch.context, Published::default());
-        let x_nd = self.each_layer(self.embed(batch.ids_n.clone()), |_, layer, x_nd| {
-            layer.forward_pass(x_nd, context, &mut published, adapters)
+        let (context, x_nd) = (&batch.context, self.embed(batch.ids_n.clone()));
+        watch(&x_nd);
+        let (mut published, _) = self.published(&x_nd, batch.layer_inputs.as_ref(), Keep::Nothing);
+        let x_nd = self.each_layer(x_nd, |_, layer, x_nd| {
+            let y_nd = layer.forward_pass(x_nd, context, &mut published, adapters);
+            watch(&y_nd);
+            y_nd
         });
-        self.norm.forward(x_nd)
+        let x_nd = self.norm.forward(x_nd);
+        watch(&x_nd);
+        x_nd
+    }
+
+    /// Computes the sum of squares `[1]` of what the embedding, each layer and the final norm return, in this order: for a search, not for training.
+    pub fn output_squares(&self, batch: &MicroBatch<B>) -> Vec<Tensor<B, 1>> {
+        self.begin_mixers(batch);
+        let mut squares = Vec::new();
+        let mut note = |x_nd: &Tensor<B, 2>| {
+            let values = B::pause(&self.device, || {
+                let count = x_nd.shape().num_elements();
+                let x_nd = x_nd.clone();
+                if x_nd.dtype() == DType::F32 { x_nd.reshape([count]) } else { x_nd.cast(DType::F32).reshape([count]) }
+            });
+            squares.push(B::squared_norm(&[values]));
+        };
+        B::section(&self.device, || self.hidden_watched(batch, true, &mut note));
+        squares
     }
 
     /// Runs the layers one after the other, gathered where ranks divide them; `run` computes the output of a layer from its input.
@@ -353,23 +404,47 @@ impl<B: Kernels> Decoder<B> {
         x_nd
     }
 
+    /// Begins a pass: returns the scaled rows of tokens in the embedding.
     pub(crate) fn embed(&self, ids_n: Tensor<B, 1, Int>) -> Tensor<B, 2> {
+        if let Some(choices) = &self.choices {
+            choices.clear();
+        }
         let Weight::Dense(table_vd) = self.embed_tokens.weight() else {
             unreachable!("the embedding is never quantized")
         };
         B::embed(table_vd, ids_n, self.embedding_scale(), self.compute_dtype)
     }
 
+    /// Gathers and uploads what the layers' own inputs need of tokens; `None` if they have none.
+    pub(crate) fn token_inputs(&self, ids: &[u32], goes_back: bool) -> Result<Option<TokenInputs<B>>, ModelError> {
+        let upload = |own: &LayerInputs<B>| own.upload(ids, goes_back, self.compute_dtype, &self.device);
+        self.layer_inputs.as_ref().map(upload).transpose()
+    }
+
+    /// Returns whether something that trains needs the gradients of the layers' own inputs: what computes them, or the embedding.
+    fn input_gradients_are_needed(&self) -> bool {
+        let trains_below = self.embed_tokens.trained().is_some() || self.embed_rows.is_some();
+        self.layer_inputs.as_ref().is_some_and(|own| trains_below || own.trains())
+    }
+
+    /// Starts what passes between layers, with their own inputs if they have any; also returns what the backward of these needs, unless nothing is kept.
+    pub(crate) fn published(
+        &self,
+        x_nd: &Tensor<B, 2>,
+        tokens: Option<&TokenInputs<B>>,
+        keep: Keep,
+    ) -> (Published<B>, Option<SavedInputs<B>>) {
+        let Some((own, tokens)) = self.layer_inputs.as_ref().zip(tokens) else { return (Published::default(), None) };
+        let (inputs, saved) = own.forward(x_nd.clone(), tokens, keep);
+        let input_gradients = saved.as_ref().map(|_| BTreeMap::new());
+        (Published { inputs, input_gradients, ..Published::default() }, saved)
+    }
+
     /// Returns the factor of the embedding, in Gemma rounded to the compute format (transformers rounds it to the format of the weights).
     fn embedding_scale(&self) -> f32 {
         let spec = &self.config.spec;
         let scale = spec.embedding_scale.unwrap_or(1.0) as f32;
-        match self.compute_dtype {
-            _ if !spec.rounds_embedding_scale => scale,
-            DType::BF16 => bf16::from_f32(scale).to_f32(),
-            DType::F16 => f16::from_f32(scale).to_f32(),
-            _ => scale,
-        }
+        if spec.rounds_embedding_scale { rounded(scale, self.compute_dtype) } else { scale }
     }
 
     pub(crate) fn logit_scale(&self) -> f64 {
@@ -431,6 +506,22 @@ impl<B: Kernels> Decoder<B> {
     /// Returns the hash of the content of all weights, computed while they were loaded; `None` for a model of random weights.
     pub fn base_hash(&self) -> Option<u64> {
         self.base_hash
+    }
+
+    /// Notes from now on which experts each pass chooses, for [`ExpertChoices::take`] after it; does nothing in a model without experts.
+    pub fn note_choices(&mut self) {
+        let choices = ExpertChoices::default();
+        for layer in &mut self.layers {
+            if let Mlp::Experts(experts) = &mut layer.mlp {
+                experts.choices = Some(choices.clone());
+                self.choices = Some(choices.clone());
+            }
+        }
+    }
+
+    /// Returns where choices of experts are noted, if they are.
+    pub fn choices(&self) -> Option<&ExpertChoices<B>> {
+        self.choices.as_ref()
     }
 
     /// Returns the decoder layers.

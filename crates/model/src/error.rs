@@ -3,10 +3,11 @@
 //! Each message says what was expected, what was found, in which file, and what to do next. Messages that wrap another error leave its text to the
 //! error chain (`source`), so a report that prints the chain says nothing twice.
 
-use std::io::{Error as IoError, ErrorKind};
+use std::io::Error as IoError;
 use std::path::{Path, PathBuf};
 
-use firebrick_arch::ArchError;
+use firebrick_arch::error::io_advice;
+use firebrick_arch::{ArchError, counted};
 use firebrick_precision::QuantFormat;
 use thiserror::Error;
 
@@ -14,17 +15,9 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum ModelError {
-    /// A config.json or adapter_config.json that cannot be used, or an adapter that does not fit the model.
+    /// A config.json or adapter_config.json that cannot be used, an adapter that does not fit the model, or an error of the file system.
     #[error(transparent)]
     Arch(#[from] ArchError),
-
-    #[error("cannot {action} `{}`{}", path.display(), io_advice(source))]
-    Io {
-        /// The verb of the sentence "cannot ... `path`".
-        action: &'static str,
-        path: PathBuf,
-        source: IoError,
-    },
 
     #[error("`{}` has no {missing}. {advice}", dir.display())]
     NotThere { dir: PathBuf, missing: &'static str, advice: &'static str },
@@ -255,7 +248,7 @@ pub enum ModelError {
 impl ModelError {
     /// Builds the error "cannot `action` `path`": for use in `map_err`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(IoError) -> Self {
-        move |source| Self::Io { action, path: path.to_path_buf(), source }
+        move |source| ArchError::io(action, path)(source).into()
     }
 
     /// Builds the error of a tensor in the adapter file at `path`.
@@ -276,23 +269,6 @@ pub(crate) fn first_few(items: &[String]) -> String {
     }
 }
 
-/// Formats "1 shard", "2 shards".
-pub(crate) fn counted(count: usize, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
-}
-
-/// Returns advice for the kinds of I/O error that a user can fix.
-fn io_advice(error: &IoError) -> &'static str {
-    match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free space on that disk or write somewhere else",
-        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-            "; check the permissions or choose another place"
-        }
-        ErrorKind::NotFound => "; check the path",
-        _ => "",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -302,14 +278,5 @@ mod tests {
         let items = (0..7).map(|i| format!("t{i}")).collect::<Vec<_>>();
         assert_eq!(first_few(&items), "t0; t1; t2; t3; t4; and 2 more");
         assert_eq!(first_few(&items[..5]), "t0; t1; t2; t3; t4");
-    }
-
-    #[test]
-    fn a_full_disk_says_what_to_do() {
-        let error = ModelError::io("write", Path::new("out.safetensors"))(ErrorKind::StorageFull.into());
-        assert_eq!(
-            error.to_string(),
-            "cannot write `out.safetensors`; free space on that disk or write somewhere else"
-        );
     }
 }

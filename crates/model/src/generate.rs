@@ -12,14 +12,15 @@ use std::ops::ControlFlow;
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::Rope;
-use firebrick_kernels::{CachedTokens, Documents, Kernels, NewTokens, PAGE_ROWS, RotaryTables};
+use firebrick_kernels::{CachedTokens, Documents, Keep, Kernels, NewTokens, PAGE_ROWS, RotaryTables};
 use rayon::prelude::*;
 
 use self::cache::{Caches, States};
 use crate::decoder::{Decoder, rotary_tables};
 use crate::error::ModelError;
+use crate::layer_inputs::TokenInputs;
 use crate::linear::AdapterPass;
-use crate::mixer::{Attend, Published};
+use crate::mixer::Attend;
 use crate::sampling::Sampler;
 
 /// When to stop and how to choose.
@@ -58,20 +59,25 @@ pub struct Completion {
     pub log_probs: Vec<f32>,
     /// Whether the limit of new tokens cut it.
     pub is_truncated: bool,
+    /// For each token a number per router, which names the experts that the pass which chose it went through; empty unless the model notes them
+    /// ([`Decoder::note_choices`]).
+    pub experts: Vec<u32>,
 }
 
 /// A token that was chosen for a sequence.
 #[derive(Clone, Copy)]
-struct Chosen {
+struct Chosen<'a> {
     token: u32,
     /// 0 where it was not drawn by its probability.
     log_prob: f32,
     /// Whether it ends the text.
     is_end: bool,
+    /// As in [`Completion::experts`].
+    experts: &'a [u32],
 }
 
 /// Receives the tokens of all sequences, each with the index of its prompt, in the order in which they are chosen.
-type OnToken<'a> = dyn FnMut(usize, Chosen) -> ControlFlow<()> + 'a;
+type OnToken<'a> = dyn FnMut(usize, Chosen<'_>) -> ControlFlow<()> + 'a;
 
 /// A sequence that is being written.
 struct Running {
@@ -96,6 +102,8 @@ struct Batch<'a, B: Kernels> {
     first_stream: Option<u64>,
     /// The prompt that was read last, with the pages that it fills: sequences that begin with it share them.
     shared: Option<(Vec<u32>, Vec<u32>)>,
+    /// The experts of the tokens of the last pass that chose a token, one after the other.
+    experts: Vec<u32>,
 }
 
 /// Sequences that were started.
@@ -109,6 +117,7 @@ struct Started {
 /// The inputs of a pass besides the weights.
 struct Pass<B: Kernels> {
     ids_n: Tensor<B, 1, Int>,
+    layer_inputs: Option<TokenInputs<B>>,
     rotary: Vec<RotaryTables<B>>,
     tokens: CachedTokens<B>,
     /// Boundaries of the prompts, if the pass reads whole prompts.
@@ -197,7 +206,7 @@ impl<B: Kernels> Decoder<B> {
         options: &GenerateOptions,
         on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
     ) -> Result<(), ModelError> {
-        let mut written = |prompt, chosen: Chosen| {
+        let mut written = |prompt, chosen: Chosen<'_>| {
             if chosen.is_end { ControlFlow::Continue(()) } else { on_token(prompt, chosen.token) }
         };
         self.write_each(prompts, options, None, &mut written)
@@ -214,16 +223,17 @@ impl<B: Kernels> Decoder<B> {
         options: &GenerateOptions,
         first_stream: u64,
     ) -> Result<Vec<Completion>, ModelError> {
-        let empty = Completion { tokens: Vec::new(), log_probs: Vec::new(), is_truncated: true };
+        let empty = Completion { tokens: Vec::new(), log_probs: Vec::new(), is_truncated: true, experts: Vec::new() };
         let mut completions = vec![empty; prompts.len()];
         self.write_each(
             prompts,
             options,
             Some(first_stream),
-            &mut |prompt: usize, Chosen { token, log_prob, is_end }| {
+            &mut |prompt: usize, Chosen { token, log_prob, is_end, experts }| {
                 let completion = &mut completions[prompt];
                 completion.tokens.push(token);
                 completion.log_probs.push(log_prob);
+                completion.experts.extend(experts);
                 completion.is_truncated = !is_end;
                 ControlFlow::Continue(())
             },
@@ -254,17 +264,24 @@ impl<B: Kernels> Decoder<B> {
         let all: usize = prompts.iter().enumerate().map(own).sum();
         let count = all.min(pages(options.limits.tokens)).max(pages(longest));
         let caches = Caches::new(&self.config.spec, count, self.compute_dtype, &self.device);
-        let mut batch = Batch { model: self, options, caches, running: Vec::new(), first_stream, shared: None };
+        let mut batch = Batch {
+            model: self,
+            options,
+            caches,
+            running: Vec::new(),
+            first_stream,
+            shared: None,
+            experts: Vec::new(),
+        };
         let mut waiting: VecDeque<(usize, &Vec<u32>)> = prompts.iter().enumerate().collect();
-        loop {
-            let started = batch.admit(&mut waiting);
-            if batch.running.is_empty() {
-                return Ok(());
+        B::unchanged(&self.device, || {
+            loop {
+                let started = batch.admit(&mut waiting);
+                if batch.running.is_empty() || batch.pass(started, on_token)?.is_break() {
+                    return Ok(());
+                }
             }
-            if batch.pass(started, on_token)?.is_break() {
-                return Ok(());
-            }
-        }
+        })
     }
 
     /// Creates an empty conversation of at most `rows` tokens.
@@ -302,19 +319,28 @@ impl<B: Kernels> Decoder<B> {
             sampler: options.sampler.clone().after(prompt),
         };
         let caches = std::mem::take(&mut conversation.caches);
-        let mut batch =
-            Batch { model: self, options, caches, running: vec![running], first_stream: None, shared: None };
+        let mut batch = Batch {
+            model: self,
+            options,
+            caches,
+            running: vec![running],
+            first_stream: None,
+            shared: None,
+            experts: Vec::new(),
+        };
         let mut written = Vec::new();
-        let mut on_token = |_, Chosen { token, is_end, .. }: Chosen| {
+        let mut on_token = |_, Chosen { token, is_end, .. }: Chosen<'_>| {
             if is_end {
                 return ControlFlow::Continue(());
             }
             written.push(token);
             on_token(token)
         };
-        let first = batch.pass(Started::NONE, &mut on_token);
-        conversation.keep(prompt.len(), &batch.caches);
-        let result = first.and_then(|flow| if flow.is_break() { Ok(()) } else { batch.finish(&mut on_token) });
+        let result = B::unchanged(&self.device, || {
+            let first = batch.pass(Started::NONE, &mut on_token);
+            conversation.keep(prompt.len(), &batch.caches);
+            first.and_then(|flow| if flow.is_break() { Ok(()) } else { batch.finish(&mut on_token) })
+        });
         conversation.caches = batch.caches;
         // The last chosen token was not read.
         conversation.tokens.extend(&prompt[past..]);
@@ -404,12 +430,14 @@ impl<B: Kernels> Batch<'_, B> {
         let first = if fresh.count > 0 { self.running.len() - fresh.count } else { 0 };
         let chosen = self.choose(first, fresh.are_whole)?;
         let mut flow = ControlFlow::Continue(());
-        for (sequence, &(token, log_prob)) in self.running[first..].iter_mut().zip(&chosen) {
+        let routers = self.experts.len() / chosen.len().max(1);
+        for (index, (sequence, &(token, log_prob))) in self.running[first..].iter_mut().zip(&chosen).enumerate() {
+            let experts = &self.experts[index * routers..][..routers];
             sequence.past += sequence.new.len();
             sequence.new = vec![token];
             let is_end = self.options.stop_tokens.contains(&token);
             sequence.written += usize::from(!is_end);
-            if on_token(sequence.prompt, Chosen { token, log_prob, is_end }).is_break() {
+            if on_token(sequence.prompt, Chosen { token, log_prob, is_end, experts }).is_break() {
                 flow = ControlFlow::Break(());
             }
             if is_end || sequence.written == self.options.max_new_tokens {
@@ -441,20 +469,26 @@ impl<B: Kernels> Batch<'_, B> {
             }
             None => (B::most_probable(model.rounded_logits(model.norm.forward(last))), None),
         };
-        let pass = self.prepare(first, are_prompts);
+        let pass = self.prepare(first, are_prompts)?;
         let ends: Vec<u32> = pass.tokens.in_pass().map(|(_, range)| range.end as u32 - 1).collect();
         let is_step = pass.tokens.count() == ends.len();
-        if is_on_device && is_step {
+        let chosen = if is_on_device && is_step {
             let (ids, log_probs) = B::section(&model.device, || choose(self.layers(&pass)));
-            return self.tokens_of(first, ids, log_probs);
+            self.tokens_of(first, ids, log_probs)
+        } else {
+            let hidden = B::section(&model.device, || self.layers(&pass));
+            let last = if is_step { hidden } else { hidden.select(0, model.indices(&ends)) };
+            if is_on_device {
+                let (ids, log_probs) = B::section(&model.device, || choose(last));
+                self.tokens_of(first, ids, log_probs)
+            } else {
+                self.choose_on_host(first, last)
+            }
+        };
+        if let Some(choices) = &model.choices {
+            self.experts = choices.take(pass.tokens.count(), &ends.iter().map(|&end| end as usize).collect::<Vec<_>>());
         }
-        let hidden = B::section(&model.device, || self.layers(&pass));
-        let last = if is_step { hidden } else { hidden.select(0, model.indices(&ends)) };
-        if is_on_device {
-            let (ids, log_probs) = B::section(&model.device, || choose(last));
-            return self.tokens_of(first, ids, log_probs);
-        }
-        self.choose_on_host(first, last)
+        chosen
     }
 
     /// Chooses the next token of each sequence from `first` on by its hidden states before the final norm, where the choice depends on earlier tokens.
@@ -487,7 +521,7 @@ impl<B: Kernels> Batch<'_, B> {
     }
 
     /// Uploads the inputs of a pass over the new tokens of the sequences from `first` on.
-    fn prepare(&self, first: usize, are_prompts: bool) -> Pass<B> {
+    fn prepare(&self, first: usize, are_prompts: bool) -> Result<Pass<B>, ModelError> {
         let (model, running) = (self.model, &self.running[first..]);
         let ids: Vec<u32> = running.iter().flat_map(|sequence| &sequence.new).copied().collect();
         let positions = |sequence: &Running| sequence.past as u32..(sequence.past + sequence.new.len()) as u32;
@@ -502,14 +536,21 @@ impl<B: Kernels> Batch<'_, B> {
             let ends = tokens.in_pass().map(|(_, range)| range.end as u32);
             Documents::new(&[0].into_iter().chain(ends).collect::<Vec<_>>(), &model.device)
         });
-        Pass { ids_n: model.indices(&ids), rotary: model.rotary_at(&positions), tokens, documents }
+        Ok(Pass {
+            ids_n: model.indices(&ids),
+            layer_inputs: model.token_inputs(&ids, false)?,
+            rotary: model.rotary_at(&positions),
+            tokens,
+            documents,
+        })
     }
 
     /// Computes the hidden states before the final norm, `[n, d]`, and adds the new tokens to the caches. Runs inside a section.
     fn layers(&mut self, pass: &Pass<B>) -> Tensor<B, 2> {
         let model = self.model;
-        let mut published = Published::default();
-        model.each_layer(model.embed(pass.ids_n.clone()), |index, layer, x_nd| {
+        let x_nd = model.embed(pass.ids_n.clone());
+        let (mut published, _) = model.published(&x_nd, pass.layer_inputs.as_ref(), Keep::Nothing);
+        model.each_layer(x_nd, |index, layer, x_nd| {
             let cache = &mut self.caches.layers[layer.spec.mixer.cache_of(index)];
             let attend = Attend::Cached { tokens: &pass.tokens, cache, prompts: pass.documents.as_ref() };
             layer.forward(x_nd, &pass.rotary, attend, &mut published, AdapterPass::PLAIN)

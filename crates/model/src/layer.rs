@@ -2,9 +2,12 @@
 //!
 //! A layer has two halves, the mixer and the MLP, which can be recomputed and run backward one at a time. Five calls forward, five back: the mixer's
 //! first group, its operation (`mixer/`), its output projection, the gate and up group, the down projection; or a mixture of experts (`experts.rs`)
-//! in place of the last two. Norms and activations are prologues of the GEMM that reads them; rotation, norms of outputs and residual sums are epilogues. Training,
-//! recomputation and the cached forward of generation are one function, which differs in how it attends. Inside a section only operations of
-//! `Kernels` touch the device. Tensor suffixes as in `firebrick_kernels::linear`.
+//! in place of the last two. Two more calls follow where layers have inputs of their own (`per_layer.rs`). Norms and activations are prologues of the
+//! GEMM that reads them; rotation, norms of outputs and residual sums are epilogues. Training, recomputation and the cached forward of generation are
+//! one function, which differs in how it attends. Inside a section only operations of `Kernels` touch the device. Tensor suffixes as in
+//! `firebrick_kernels::linear`.
+
+use std::ops::Range;
 
 use burn_tensor::Tensor;
 use firebrick_arch::LayerSpec;
@@ -12,10 +15,11 @@ use firebrick_kernels::linear::{into_parts, into_single};
 use firebrick_kernels::{Documents, Epilogue, GradientSink, Keep, Kernels, ProjectSaved, Prologue, RotaryTables};
 
 use crate::experts::router_loss::{RouterGradient, RouterSums};
-use crate::experts::{Experts, SavedExperts};
+use crate::experts::{Experts, MlpNorms, SavedExperts};
 use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
 use crate::mixer::{Attend, Mixed, Mixer, Published, SavedMixer};
 use crate::norm::Norm;
+use crate::per_layer::{PerLayer, SavedPerLayer};
 use crate::shared_expert::SharedExpert;
 use crate::tile::{Passing, Tile, rows_of};
 
@@ -51,6 +55,10 @@ pub struct Layer<B: Kernels> {
     pub mlp: Mlp<B>,
     /// Norm of the MLP's output.
     pub after_mlp: Option<Norm<B>>,
+    /// What reads the layer's own input.
+    pub per_layer: Option<Box<PerLayer<B>>>,
+    /// Factor of the output; it never trains.
+    pub scalar: Option<f32>,
 }
 
 /// The MLP of a layer.
@@ -102,7 +110,7 @@ pub(crate) enum MixerHalf<B: Kernels> {
 /// What the forward left for the backward of an MLP's half, which recomputes the rest.
 pub(crate) enum MlpHalf<B: Kernels> {
     /// All that it needs, except for what is cheap to compute.
-    Activations(SavedMlp<B>),
+    Activations(SavedMlpHalf<B>),
     /// The sum after the mixer, and the low-rank result of the down projection.
     Input { h_nd: Tensor<B, 2>, low_rank: LowRank<B> },
 }
@@ -112,6 +120,13 @@ pub(crate) enum MlpHalf<B: Kernels> {
 pub(crate) enum SavedMlp<B: Kernels> {
     Gated { gate_up: Box<ProjectSaved<B>>, down: Box<ProjectSaved<B>> },
     Experts(Box<SavedExperts<B>>),
+}
+
+/// The forward's results that the backward of an MLP's half needs.
+#[derive(Clone, Debug)]
+pub(crate) struct SavedMlpHalf<B: Kernels> {
+    mlp: SavedMlp<B>,
+    per_layer: Option<SavedPerLayer<B>>,
 }
 
 /// The results of the mixer's half.
@@ -206,7 +221,20 @@ impl<B: Kernels> Layer<B> {
         adapters: AdapterPass,
     ) -> Tensor<B, 2> {
         let after = self.forward_mixer(x_nd, rotary, attend, published, Keep::Nothing, adapters);
-        self.forward_mlp(after.h_nd.clone(), Keep::Nothing, adapters, None).0
+        self.forward_mlp(after.h_nd.clone(), self.own_input(published), Keep::Nothing, adapters, None).0
+    }
+
+    /// Returns the layer's own input in a pass, `[n, p]`.
+    pub(crate) fn own_input(&self, published: &Published<B>) -> Option<Tensor<B, 2>> {
+        self.per_layer.as_ref().map(|per_layer| published.inputs[per_layer.layer].clone())
+    }
+
+    /// Multiplies the output, or its gradient, by the layer's factor.
+    fn scaled(&self, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
+        match self.scalar {
+            Some(factor) => B::scaled(x_nd, factor),
+            None => x_nd,
+        }
     }
 
     /// Computes the first half of the layer: from its input to the sum after the mixer. Under [`Keep::LowRank`] its first group runs again.
@@ -226,7 +254,7 @@ impl<B: Kernels> Layer<B> {
         let prologue = input(x_nd.clone(), self.before_mixer.as_ref());
         let (parts, of_input) =
             B::project(prologue, &self.mixer.input.frozen(adapters), self.mixer.epilogue(rotary), of_input);
-        let (x, mixed) = self.mixer.forward(&parts, attend, published);
+        let (x, mixed) = self.mixer.forward(&parts, rotary, attend, published);
         let epilogue = added_to(x_nd, self.after_mixer.as_ref());
         let prologue = self.mixer.prologue(&parts, x);
         let (h_nd, output) = B::project(prologue, &self.mixer.output.frozen(adapters), epilogue, of_output);
@@ -257,8 +285,46 @@ impl<B: Kernels> Layer<B> {
         SavedMixer { input: of_input.expect(KEPT), parts, mixed, output }
     }
 
-    /// Computes the second half of the layer: from the sum after the mixer to its output. A mixture adds its choices to `sums`.
+    /// Computes the second half of the layer: from the sum after the mixer, and the layer's own input if it reads one, to its output. A mixture adds its
+    /// choices to `sums`.
     pub(crate) fn forward_mlp(
+        &self,
+        h_nd: Tensor<B, 2>,
+        input_np: Option<Tensor<B, 2>>,
+        keep: Keep,
+        adapters: AdapterPass,
+        sums: Option<&mut RouterSums<B>>,
+    ) -> (Tensor<B, 2>, Option<SavedMlpHalf<B>>) {
+        let (y_nd, saved) = self.forward_unscaled(h_nd, input_np, keep, adapters, sums);
+        (self.scaled(y_nd), saved)
+    }
+
+    /// Computes the same before the factor of the output.
+    fn forward_unscaled(
+        &self,
+        h_nd: Tensor<B, 2>,
+        input_np: Option<Tensor<B, 2>>,
+        keep: Keep,
+        adapters: AdapterPass,
+        sums: Option<&mut RouterSums<B>>,
+    ) -> (Tensor<B, 2>, Option<SavedMlpHalf<B>>) {
+        let (y_nd, mlp) = self.forward_mlp_alone(h_nd, keep, adapters, sums);
+        let (y_nd, per_layer) = self.forward_per_layer(y_nd, input_np, keep, adapters);
+        (y_nd, mlp.map(|mlp| SavedMlpHalf { mlp, per_layer }))
+    }
+
+    fn forward_per_layer(
+        &self,
+        y_nd: Tensor<B, 2>,
+        input_np: Option<Tensor<B, 2>>,
+        keep: Keep,
+        adapters: AdapterPass,
+    ) -> (Tensor<B, 2>, Option<SavedPerLayer<B>>) {
+        let Some(per_layer) = &self.per_layer else { return (y_nd, None) };
+        per_layer.forward(y_nd, input_np.expect("a pass has the input of each layer"), keep, adapters)
+    }
+
+    fn forward_mlp_alone(
         &self,
         h_nd: Tensor<B, 2>,
         keep: Keep,
@@ -268,7 +334,7 @@ impl<B: Kernels> Layer<B> {
         match &self.mlp {
             Mlp::Gated { gate_up, down } => self.forward_gated(gate_up, down, h_nd, keep, adapters),
             Mlp::Experts(experts) => {
-                let (y_nd, saved) = experts.forward(h_nd, self.experts_norm(), keep, adapters, sums);
+                let (y_nd, saved) = experts.forward(h_nd, self.experts_norms(), keep, adapters, sums);
                 (y_nd, saved.map(|saved| SavedMlp::Experts(Box::new(saved))))
             }
         }
@@ -278,35 +344,52 @@ impl<B: Kernels> Layer<B> {
     pub(crate) fn forward_mlp_of_inputs(
         &self,
         h_nd: Tensor<B, 2>,
+        input_np: Option<Tensor<B, 2>>,
         context: &Context<B>,
         adapters: AdapterPass,
         sums: Option<&mut RouterSums<B>>,
     ) -> (Tensor<B, 2>, LowRank<B>) {
         if let Some(tiles) = self.tiles_of_mlp(&h_nd, context, adapters) {
-            let tiles = tiles.map(|rows| self.forward_mlp_of_inputs(rows_of(&h_nd, rows), context, adapters, None).0);
-            return (B::join_rows(tiles.collect()), None);
+            let of_tile = |rows: Range<usize>| {
+                let input_np = input_np.as_ref().map(|input_np| rows_of(input_np, rows.clone()));
+                self.forward_mlp_of_inputs(rows_of(&h_nd, rows), input_np, context, adapters, None).0
+            };
+            return (B::join_rows(tiles.map(of_tile).collect()), None);
         }
         match &self.mlp {
             Mlp::Gated { gate_up, down } => {
                 let (gated, _) = self.forward_gate(gate_up, h_nd.clone(), Keep::Nothing, adapters);
                 let (epilogue, keep) =
-                    (added_to(h_nd, self.after_mlp.as_ref()), kept_of_inputs(self.after_mlp.is_some()));
+                    (added_to(h_nd, self.after_mlp.as_ref()), kept_of_inputs(self.reads_output_of_mlp()));
                 let (y_nd, saved) = B::project(gated, &down.frozen(adapters), epilogue, keep);
-                (into_single(y_nd), saved.and_then(|saved| saved.low_rank))
+                let (y_nd, _) = self.forward_per_layer(into_single(y_nd), input_np, Keep::Nothing, adapters);
+                (self.scaled(y_nd), saved.and_then(|saved| saved.low_rank))
             }
-            Mlp::Experts(_) => (self.forward_mlp(h_nd, Keep::Nothing, adapters, sums).0, None),
+            Mlp::Experts(_) => (self.forward_mlp(h_nd, input_np, Keep::Nothing, adapters, sums).0, None),
         }
     }
 
-    /// Computes what the backward of the MLP needs, from its input and the saved low-rank result. The output of a gated MLP is computed only if it is
-    /// normalized: otherwise no caller reads it again.
-    fn recompute_mlp(&self, h_nd: Tensor<B, 2>, low_rank: LowRank<B>, adapters: AdapterPass) -> SavedMlp<B> {
+    /// Returns whether the backward reads the MLP's output, before or after its norm.
+    fn reads_output_of_mlp(&self) -> bool {
+        self.after_mlp.is_some() || self.per_layer.is_some()
+    }
+
+    /// Computes what the backward of the MLP's half needs, from its inputs and the saved low-rank result. The output of a gated MLP is computed only if
+    /// the backward reads it.
+    fn recompute_mlp(
+        &self,
+        h_nd: Tensor<B, 2>,
+        input_np: Option<Tensor<B, 2>>,
+        low_rank: LowRank<B>,
+        adapters: AdapterPass,
+    ) -> SavedMlpHalf<B> {
         match &self.mlp {
-            Mlp::Gated { gate_up, .. } if self.after_mlp.is_none() => {
+            Mlp::Gated { gate_up, .. } if !self.reads_output_of_mlp() => {
                 let (gated, gate_up) = self.forward_gate(gate_up, h_nd, Keep::Inputs, adapters);
-                SavedMlp::Gated { gate_up: gate_up.expect(KEPT), down: ProjectSaved::of_inputs(gated, low_rank) }
+                let (gate_up, down) = (gate_up.expect(KEPT), ProjectSaved::of_inputs(gated, low_rank));
+                SavedMlpHalf { mlp: SavedMlp::Gated { gate_up, down }, per_layer: None }
             }
-            _ => self.forward_mlp(h_nd, Keep::Inputs, adapters, None).1.expect(KEPT),
+            _ => self.forward_unscaled(h_nd, input_np, Keep::Inputs, adapters, None).1.expect(KEPT),
         }
     }
 
@@ -338,24 +421,62 @@ impl<B: Kernels> Layer<B> {
         (into_single(y_nd), gate_up.zip(down).map(|(gate_up, down)| SavedMlp::Gated { gate_up, down }))
     }
 
-    /// Computes the gradient of the sum after the mixer from that of the output; gradients of parameters go to the sink.
+    /// Computes the gradient of the sum after the mixer from that of the output; gradients of parameters go to the sink, and that of the layer's own input
+    /// to `published` if that collects them.
     pub(crate) fn backward_mlp(
         &self,
         half: MlpHalf<B>,
+        context: &Context<B>,
+        published: &mut Published<B>,
+        dy_nd: Tensor<B, 2>,
+        adapters: AdapterPass,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Tensor<B, 2> {
+        let input_np = self.own_input(published);
+        let (dh_nd, d_input_np) = self.backward_mlp_rows(half, input_np, context, dy_nd, adapters, sink);
+        let collected = published.input_gradients.as_mut().zip(self.per_layer.as_ref());
+        if let (Some((gradients, per_layer)), Some(d_input_np)) = (collected, d_input_np) {
+            gradients.insert(per_layer.layer, d_input_np);
+        }
+        dh_nd
+    }
+
+    /// Computes the gradients of the sum after the mixer and of these rows of the layer's own input.
+    pub(crate) fn backward_mlp_rows(
+        &self,
+        half: MlpHalf<B>,
+        input_np: Option<Tensor<B, 2>>,
+        context: &Context<B>,
+        dy_nd: Tensor<B, 2>,
+        adapters: AdapterPass,
+        sink: &mut dyn GradientSink<B>,
+    ) -> (Tensor<B, 2>, Option<Tensor<B, 2>>) {
+        let SavedMlpHalf { mlp, per_layer } = match half {
+            MlpHalf::Activations(saved) => saved,
+            MlpHalf::Input { h_nd, low_rank } => {
+                if let Some(tiles) = self.tiles_of_mlp(&h_nd, context, adapters) {
+                    let inputs = (&h_nd, input_np.as_ref());
+                    return self.backward_tiles_of_mlp(tiles, inputs, context, &dy_nd, adapters, sink);
+                }
+                self.recompute_mlp(h_nd, input_np, low_rank, adapters)
+            }
+        };
+        let dy_nd = self.scaled(dy_nd);
+        let Some((of_layer, saved)) = self.per_layer.as_ref().zip(per_layer) else {
+            return (self.backward_mlp_alone(mlp, context, dy_nd, adapters, sink), None);
+        };
+        let [dy_nd, d_input_np] = of_layer.backward(saved, dy_nd, adapters, sink);
+        (self.backward_mlp_alone(mlp, context, dy_nd, adapters, sink), Some(d_input_np))
+    }
+
+    fn backward_mlp_alone(
+        &self,
+        saved: SavedMlp<B>,
         context: &Context<B>,
         dy_nd: Tensor<B, 2>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
-        let saved = match half {
-            MlpHalf::Activations(saved) => saved,
-            MlpHalf::Input { h_nd, low_rank } => {
-                if let Some(tiles) = self.tiles_of_mlp(&h_nd, context, adapters) {
-                    return self.backward_tiles_of_mlp(tiles, &h_nd, context, &dy_nd, adapters, sink);
-                }
-                self.recompute_mlp(h_nd, low_rank, adapters)
-            }
-        };
         match (&self.mlp, saved) {
             (Mlp::Gated { gate_up, down }, SavedMlp::Gated { gate_up: saved_gate_up, down: saved_down }) => {
                 let groups = [(gate_up, *saved_gate_up), (down, *saved_down)];
@@ -366,7 +487,7 @@ impl<B: Kernels> Layer<B> {
             }
             (Mlp::Experts(experts), SavedMlp::Experts(saved)) => {
                 let router_gradient = context.router_gradient.as_ref();
-                experts.backward(*saved, self.experts_norm(), router_gradient, dy_nd, adapters, sink)
+                experts.backward(*saved, self.experts_norms(), router_gradient, dy_nd, adapters, sink)
             }
             _ => unreachable!("a layer saves what its own MLP computed"),
         }
@@ -389,7 +510,7 @@ impl<B: Kernels> Layer<B> {
             }
         };
         let tile = Tile::whole(&context.documents);
-        self.backward_saved(saved, &tile, &mut None, published, dh_nd, adapters, sink)
+        self.backward_saved(saved, &tile, &mut None, &context.rotary, published, dh_nd, adapters, sink)
     }
 
     /// Computes the gradient of the input of a tile and its lead from that of the sum after the mixer. The gradient of the state after the tile becomes
@@ -399,6 +520,7 @@ impl<B: Kernels> Layer<B> {
         saved: SavedMixer<B>,
         tile: &Tile<B>,
         d_state: &mut Passing<B>,
+        rotary: &[RotaryTables<B>],
         published: &mut Published<B>,
         dh_nd: Tensor<B, 2>,
         adapters: AdapterPass,
@@ -410,7 +532,7 @@ impl<B: Kernels> Layer<B> {
         }
         let grads = self.mixer.output.backward(*output, vec![dh_nd.clone()], None, adapters, sink);
         add_gradient(self.after_mixer.as_ref(), grads.output_norm, sink);
-        let d_parts = self.mixer.backward(parts, mixed, grads.input, tile, d_state, published, sink);
+        let d_parts = self.mixer.backward(parts, mixed, grads.input, tile, d_state, rotary, published, sink);
 
         let grads = self.mixer.input.backward(*input, d_parts, Some(tile.padded(dh_nd)), adapters, sink);
         add_gradient(self.before_mixer.as_ref(), grads.norm, sink);
@@ -418,19 +540,26 @@ impl<B: Kernels> Layer<B> {
         grads.input.plain()
     }
 
-    /// Returns the norm before router and experts.
-    fn experts_norm(&self) -> &Norm<B> {
-        self.before_mlp.as_ref().expect("every family with experts normalizes the input of its MLP")
+    /// Returns the norms before and after a mixture of experts.
+    fn experts_norms(&self) -> MlpNorms<'_, B> {
+        let before = self.before_mlp.as_ref().expect("every family with experts normalizes the input of its MLP");
+        (before, self.after_mlp.as_ref())
     }
 
     /// Iterates over the linear modules in the order of the forward pass, without a router.
     pub fn linears(&self) -> impl Iterator<Item = &Linear<B>> {
-        let groups = [&self.mixer.input, &self.mixer.output].into_iter().chain(self.mlp.groups());
+        let own = self.per_layer.iter().flat_map(|per_layer| [&per_layer.gate, &per_layer.projection]);
+        let groups = [&self.mixer.input, &self.mixer.output].into_iter().chain(self.mlp.groups()).chain(own);
         groups.flat_map(|group| &group.modules)
     }
 
     pub(crate) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear<B>> {
-        let groups = [&mut self.mixer.input, &mut self.mixer.output].into_iter().chain(self.mlp.groups_mut());
+        let own = self.per_layer.iter_mut().flat_map(|per_layer| {
+            let PerLayer { gate, projection, .. } = per_layer.as_mut();
+            [gate, projection]
+        });
+        let groups =
+            [&mut self.mixer.input, &mut self.mixer.output].into_iter().chain(self.mlp.groups_mut()).chain(own);
         groups.flat_map(|group| &mut group.modules)
     }
 }

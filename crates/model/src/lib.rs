@@ -8,7 +8,9 @@ pub mod error;
 pub mod experts;
 mod generate;
 mod gguf;
+mod host_table;
 pub mod layer;
+mod layer_inputs;
 pub mod linear;
 mod load;
 mod merge;
@@ -17,11 +19,13 @@ pub mod norm;
 mod parameters;
 mod pass;
 pub mod peft;
+pub mod per_layer;
 mod policy;
 mod preference;
 pub mod sampling;
 mod score;
 pub mod shared_expert;
+mod snapshot;
 
 #[cfg(test)]
 mod test_config;
@@ -50,3 +54,4 @@ pub use pass::PassOptions;
 pub use preference::{PairBatch, PairReference};
 pub use sampling::{FolderSampling, Sampler, Sampling};
 pub use score::Score;
+pub use snapshot::WriteWeights;

@@ -260,7 +260,6 @@ pub(crate) fn add_matrix<B: Kernels>(
 }
 
 fn flat<B: Kernels>(matrix: Tensor<B, 2>) -> Tensor<B, 1> {
-    debug_assert_eq!(matrix.dtype(), DType::F32, "gradients are f32");
     let [rows, columns] = matrix.dims();
     matrix.reshape([rows * columns])
 }

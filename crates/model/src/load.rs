@@ -26,6 +26,8 @@ use crate::checkpoint::{HfFolder, Limits, Request, Shard, Values, read_ahead};
 use crate::decoder::Decoder;
 use crate::division::Division;
 use crate::error::ModelError;
+use crate::host_table::TableSource;
+use crate::peft::without_ignored;
 
 /// Threads that read weights: a few saturate any link to a device, and more only compete for memory bandwidth.
 const MAX_READERS: usize = 8;
@@ -97,6 +99,8 @@ impl<B: Kernels> Decoder<B> {
         device: &B::Device,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, ModelError> {
+        let lora = options.lora.as_ref().map(|lora| without_ignored(lora, &config.spec));
+        let options = &BuildOptions { lora, ..options.clone() };
         config.unquantized = folder.unquantized(&config.spec);
         let readers = available_parallelism().map_or(1, NonZero::get).min(MAX_READERS);
         let quantizes_on_device = B::QUANTIZES_ON_DEVICE;
@@ -142,8 +146,19 @@ impl<B: Kernels> Decoder<B> {
                 }
             };
             let (read, starts) = (&mut read, None);
-            let builder =
-                Builder { config, options, division, dense, device, quantizes_on_device, read, progress, starts };
+            let table = config.spec.per_layer_inputs.map(|_| TableSource::of(folder)).transpose()?;
+            let builder = Builder {
+                config,
+                options,
+                division,
+                dense,
+                device,
+                quantizes_on_device,
+                read,
+                table,
+                progress,
+                starts,
+            };
             let mut decoder = builder.build()?;
             decoder.base_hash = Some(ahead.hash());
             Ok(decoder)
@@ -198,6 +213,9 @@ fn to_read(
     quantizes_on_device: bool,
 ) -> (Option<QuantFormat>, Option<DType>) {
     match storage.storage_of(spec, &tensor.name, tensor.role) {
+        // It stays on the host.
+        _ if tensor.role == Role::PerLayerEmbedding => (None, None),
+        _ if tensor.role == Role::LayerScalar => (None, Some(DType::F32)),
         Format::Quantized(format) => (Some(format), None),
         // Widening on the device halves the bytes to upload.
         Format::Float(FloatType::F32)
@@ -223,6 +241,8 @@ pub(crate) struct Builder<'a, 'v, B: Kernels> {
     device: &'a B::Device,
     quantizes_on_device: bool,
     read: Read<'a, 'v>,
+    /// The table of the layers' own inputs.
+    table: Option<TableSource>,
     progress: &'a mut dyn FnMut(&str),
     /// The adapter that the run continues, if its modules started as parts of their weights; opened for the first of them.
     starts: Option<Shard>,

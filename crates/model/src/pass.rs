@@ -10,7 +10,7 @@ use firebrick_kernels::{GradientSink, Keep, Kernels, Offloaded, Payload, Recompu
 
 use crate::division::{Blocks, LayerRef};
 use crate::experts::router_loss::RouterSums;
-use crate::layer::{Context, Layer, LowRank, MixerHalf, MlpHalf, SavedMlp};
+use crate::layer::{Context, Layer, LowRank, MixerHalf, MlpHalf, SavedMlpHalf};
 use crate::linear::{AdapterPass, DropoutMasks};
 use crate::mixer::{Attend, Kept, Mixed, Published, SavedMixer};
 use crate::tile::Passing;
@@ -51,7 +51,7 @@ pub(crate) enum SavedLayer<B: Kernels> {
     /// The inputs of its two halves.
     Halves { mixer: Box<MixerInputs<B>>, h_nd: Offloaded<B>, low_rank: LowRank<B> },
     /// All that its backward needs, except for what is cheap to compute.
-    Activations(Box<SavedMixer<B>>, SavedMlp<B>),
+    Activations(Box<SavedMixer<B>>, SavedMlpHalf<B>),
 }
 
 /// The tensors from which the mixer's half is recomputed.
@@ -127,7 +127,7 @@ pub(crate) fn forward_layer<B: Kernels>(
     let attend = || Attend::Documents(&context.documents);
     let keeping = |x_nd, keep, sums, published: &mut Published<B>| {
         let after = layer.forward_mixer(x_nd, &context.rotary, attend(), published, keep, adapters);
-        let (y_nd, mlp) = layer.forward_mlp(after.h_nd.clone(), keep, adapters, sums);
+        let (y_nd, mlp) = layer.forward_mlp(after.h_nd.clone(), layer.own_input(published), keep, adapters, sums);
         let mlp = mlp.expect("a layer saves its activations under this policy");
         (y_nd, SavedLayer::Activations(after.into_saved(), mlp))
     };
@@ -139,7 +139,8 @@ pub(crate) fn forward_layer<B: Kernels>(
         Recompute::Full => {
             let after =
                 layer.forward_mixer(x_nd.clone(), &context.rotary, attend(), published, Keep::Nothing, adapters);
-            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(after.into_outputs().2, context, adapters, sums);
+            let (h_nd, input_np) = (after.into_outputs().2, layer.own_input(published));
+            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(h_nd, input_np, context, adapters, sums);
             (y_nd, SavedLayer::Input { x_nd: put_away(x_nd, pass.offload && !is_last), low_rank })
         }
         Recompute::Projections => {
@@ -152,7 +153,8 @@ pub(crate) fn forward_layer<B: Kernels>(
                 kept: mixed.kept.map(|kept| KeptInputs::new(kept, pass.offload)),
                 low_rank,
             });
-            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(h_nd.clone(), context, adapters, sums);
+            let input_np = layer.own_input(published);
+            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(h_nd.clone(), input_np, context, adapters, sums);
             (y_nd, SavedLayer::Halves { mixer, h_nd: put_away(h_nd, pass.offload && !is_last), low_rank })
         }
         Recompute::Selective => keeping(x_nd, Keep::Inputs, sums, published),
@@ -165,7 +167,7 @@ pub(crate) enum Restored<B: Kernels> {
     Input { x_nd: Tensor<B, 2>, low_rank: LowRank<B> },
     Tiles { x_nd: Tensor<B, 2>, starts: Vec<Passing<B>> },
     Halves { mixer: Box<MixerInputs<B>>, h_nd: Tensor<B, 2>, low_rank: LowRank<B> },
-    Activations(Box<SavedMixer<B>>, SavedMlp<B>),
+    Activations(Box<SavedMixer<B>>, SavedMlpHalf<B>),
 }
 
 /// Computes the gradient of a layer's input from that of its output.
@@ -190,12 +192,13 @@ pub(crate) fn backward_layer<B: Kernels>(
         }
         Restored::Activations(mixer, mlp) => (MixerHalf::Activations(mixer), MlpHalf::Activations(mlp)),
         Restored::Halves { mixer, h_nd, low_rank } => {
-            let dh_nd = layer.backward_mlp(MlpHalf::Input { h_nd, low_rank }, context, dy_nd, adapters, sink);
+            let half = MlpHalf::Input { h_nd, low_rank };
+            let dh_nd = layer.backward_mlp(half, context, published, dy_nd, adapters, sink);
             let mixer = mixer.restore(&dh_nd.device());
             return layer.backward_mixer(mixer, context, published, dh_nd, adapters, sink);
         }
     };
-    let dh_nd = layer.backward_mlp(mlp, context, dy_nd, adapters, sink);
+    let dh_nd = layer.backward_mlp(mlp, context, published, dy_nd, adapters, sink);
     layer.backward_mixer(mixer, context, published, dh_nd, adapters, sink)
 }
 

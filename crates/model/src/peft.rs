@@ -20,8 +20,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json, to_string_pretty};
 
 pub use self::adapter::{check_adapter, grow_for_adapter, read_adapter, read_adapter_config};
-pub(crate) use self::adapter::{of_base, write_adapter};
-pub(crate) use self::start::{add_start, open_starts, read_start, take_start};
+pub(crate) use self::adapter::{leave_ignored, of_base, without_ignored, write_adapter};
+pub(crate) use self::start::{add_start, read_start, take_start};
 pub use crate::checkpoint::TensorF32;
 
 /// Settings that change the arithmetic; a value that switches one on is refused.

@@ -82,7 +82,7 @@ impl<B: Kernels> Decoder<B> {
             let (hidden_nd, tape) = self.forward(&pairs.batch, pass);
             let router_loss = tape.router_loss();
             let result = pairs.targets.as_ref().map(|targets| {
-                let log_probs_m = self.target_log_probs(hidden_nd.clone(), &pairs.batch.targets, loss.chunk_tokens);
+                let log_probs_m = self.log_probs_of(hidden_nd.clone(), &pairs.batch.targets, loss.chunk_tokens, 1.0);
                 pair_result(log_probs_m, targets, reference, pair_loss, weights)
             });
             let (numbers, weights_m) = result.map(|result| (result.numbers, result.weights_m)).unzip();
@@ -101,7 +101,7 @@ impl<B: Kernels> Decoder<B> {
             let reference = self.reference(pairs, chunk_tokens);
             let hidden_nd = self.hidden(&pairs.batch, true);
             let targets = pairs.targets.as_ref()?;
-            let log_probs_m = self.target_log_probs(hidden_nd, &pairs.batch.targets, chunk_tokens);
+            let log_probs_m = self.log_probs_of(hidden_nd, &pairs.batch.targets, chunk_tokens, 1.0);
             let weights = PairWeights { nll_factor: 0.0, factor: None };
             Some(pair_result(log_probs_m, targets, reference, pair_loss, weights).numbers)
         });
@@ -129,7 +129,7 @@ impl<B: Kernels> Decoder<B> {
     ) -> Option<Tensor<B, 1>> {
         let hidden_nd = self.hidden(batch, adapters);
         let targets = targets?;
-        let log_probs_m = self.target_log_probs(hidden_nd, &batch.targets, chunk_tokens);
+        let log_probs_m = self.log_probs_of(hidden_nd, &batch.targets, chunk_tokens, 1.0);
         Some(B::document_sums(log_probs_m, targets, true))
     }
 
@@ -141,11 +141,6 @@ impl<B: Kernels> Decoder<B> {
             }
             PairReference::Known(sums) => Some(sums.clone()),
         }
-    }
-
-    /// Computes the log-probability of each target, `[m]` f32.
-    fn target_log_probs(&self, hidden_nd: Tensor<B, 2>, targets: &LossTargets<B>, chunk_tokens: usize) -> Tensor<B, 1> {
-        self.log_probs_of(hidden_nd, targets, chunk_tokens, 1.0)
     }
 
     /// Computes the log-probability of each target at a temperature, `[m]` f32.

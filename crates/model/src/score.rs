@@ -43,32 +43,9 @@ impl<B: Kernels> Decoder<B> {
 mod tests {
     use firebrick_kernels::BaseStorage;
     use firebrick_kernels::backends::Flex;
-    use firebrick_precision::{FloatType, Format};
 
     use super::*;
     use crate::test_config::{build_options, tiny};
-
-    #[test]
-    fn every_chunk_size_scores_alike() {
-        let options = build_options(BaseStorage::Frozen(Format::Float(FloatType::F32)), 64);
-        let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, None, &Default::default()).unwrap();
-        let ids: Vec<u32> = (0..20).map(|token| token * 7 % 11).collect();
-        let upload = |targets: &[i64]| model.upload(&ids, targets, &(0..20).collect::<Vec<_>>(), &[0, 20]).unwrap();
-        let host = |value: Tensor<Flex, 1>| value.into_scalar();
-
-        // Every second target is the model's own choice: all of those are correct, the others are not.
-        let hidden_nd = model.hidden(&upload(&[0; 20]), true);
-        let chosen: Vec<i64> = model.rounded_logits(hidden_nd).argmax(1).into_data().iter::<i64>().collect();
-        let target = |token: usize| if token.is_multiple_of(2) { chosen[token] } else { (chosen[token] + 1) % 11 };
-        let targets: Vec<i64> = (0..20).map(|token| if token == 7 { -100 } else { target(token) }).collect();
-        let batch = upload(&targets);
-        let loss = host(model.loss_only(&batch, 5));
-        for chunk_tokens in [1, 4, 100] {
-            let score = model.score(&batch, chunk_tokens);
-            assert_eq!(host(score.correct), 10.0);
-            assert!((host(score.loss_sum) - loss).abs() < 1e-4);
-        }
-    }
 
     #[test]
     fn without_targets_nothing_is_scored() {

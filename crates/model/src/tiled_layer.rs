@@ -20,7 +20,8 @@ impl<B: Kernels> Layer<B> {
     /// Returns whether the whole layer runs in the tiles of a pass. Masks of dropout are made for whole passes.
     pub(crate) fn runs_in_tiles(&self, context: &Context<B>, adapters: AdapterPass) -> bool {
         let has_tiles = !context.tiles.is_empty() && adapters.dropout.is_none();
-        has_tiles && self.spec.mixer.attention().is_none() && matches!(self.mlp, Mlp::Gated { .. })
+        let is_plain = matches!(self.mlp, Mlp::Gated { .. }) && self.per_layer.is_none();
+        has_tiles && self.spec.mixer.attention().is_none() && is_plain
     }
 
     /// Cuts the rows of a long pass into tiles for a gated MLP; `None` if they are too few.
@@ -35,24 +36,28 @@ impl<B: Kernels> Layer<B> {
         Some((0..all).step_by(rows).map(move |start| start..all.min(start + rows)))
     }
 
-    /// Computes the gradient of the sum after the mixer from that of the output, tile by tile.
+    /// Computes the gradients of the sum after the mixer and of the layer's own input, if it reads one, from that of the output, tile by tile.
     pub(crate) fn backward_tiles_of_mlp(
         &self,
         tiles: impl Iterator<Item = Range<usize>>,
-        h_nd: &Tensor<B, 2>,
+        (h_nd, input_np): (&Tensor<B, 2>, Option<&Tensor<B, 2>>),
         context: &Context<B>,
         dy_nd: &Tensor<B, 2>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
-    ) -> Tensor<B, 2> {
-        let mut parts = Vec::new();
+    ) -> (Tensor<B, 2>, Option<Tensor<B, 2>>) {
+        let (mut parts, mut of_input) = (Vec::new(), Vec::new());
         self.add_sums(sink, |sums| {
             for rows in tiles {
                 let half = MlpHalf::Input { h_nd: rows_of(h_nd, rows.clone()), low_rank: None };
-                parts.push(self.backward_mlp(half, context, rows_of(dy_nd, rows), adapters, sums));
+                let input_np = input_np.map(|input_np| rows_of(input_np, rows.clone()));
+                let (dh_nd, d_input_np) =
+                    self.backward_mlp_rows(half, input_np, context, rows_of(dy_nd, rows), adapters, sums);
+                parts.push(dh_nd);
+                of_input.extend(d_input_np);
             }
         });
-        B::join_rows(parts)
+        (B::join_rows(parts), (!of_input.is_empty()).then(|| B::join_rows(of_input)))
     }
 
     /// Computes the layer's output for the documents of a pass without saving anything for a backward.
@@ -68,11 +73,15 @@ impl<B: Kernels> Layer<B> {
         }
         let attend = Attend::Documents(&context.documents);
         let after = self.forward_mixer(x_nd, &context.rotary, attend, published, Keep::Nothing, adapters);
+        let input_np = self.own_input(published);
         if let Some(tiles) = self.tiles_of_mlp(&after.h_nd, context, adapters) {
-            let of_tile = |rows| self.forward_mlp(rows_of(&after.h_nd, rows), Keep::Nothing, adapters, None).0;
+            let of_tile = |rows: Range<usize>| {
+                let input_np = input_np.as_ref().map(|input_np| rows_of(input_np, rows.clone()));
+                self.forward_mlp(rows_of(&after.h_nd, rows), input_np, Keep::Nothing, adapters, None).0
+            };
             return B::join_rows(tiles.map(of_tile).collect());
         }
-        self.forward_mlp(after.h_nd.clone(), Keep::Nothing, adapters, None).0
+        self.forward_mlp(after.h_nd.clone(), input_np, Keep::Nothing, adapters, None).0
     }
 
     /// Computes the layer's output, and the state before each tile.
@@ -86,7 +95,7 @@ impl<B: Kernels> Layer<B> {
         for tile in &context.tiles {
             starts.push(state.clone());
             let after = self.forward_tile(x_nd, tile, &mut state, Keep::Nothing, adapters);
-            tiles.push(self.forward_mlp_of_inputs(after.h_nd, context, adapters, None).0);
+            tiles.push(self.forward_mlp_of_inputs(after.h_nd, None, context, adapters, None).0);
         }
         (B::join_rows(tiles), starts)
     }
@@ -127,9 +136,9 @@ impl<B: Kernels> Layer<B> {
                 let after = self.forward_tile(x_nd, tile, &mut state, Keep::Inputs, adapters);
                 let dy_nd = rows_of(dy_nd, tile.rows.clone());
                 let half = MlpHalf::Input { h_nd: after.h_nd.clone(), low_rank: None };
-                let dh_nd = self.backward_mlp(half, context, dy_nd, adapters, sums);
-                let dx_nd =
-                    self.backward_saved(*after.into_saved(), tile, &mut d_state, published, dh_nd, adapters, sums);
+                let (dh_nd, _) = self.backward_mlp_rows(half, None, context, dy_nd, adapters, sums);
+                let (saved, rotary) = (*after.into_saved(), &context.rotary);
+                let dx_nd = self.backward_saved(saved, tile, &mut d_state, rotary, published, dh_nd, adapters, sums);
                 // Of the rows that the tile after this one read, too.
                 let own = tile.own(&dx_nd);
                 match d_lead.take() {

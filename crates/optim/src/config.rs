@@ -1,5 +1,6 @@
 //! The optimizer of a run and its constants.
 
+use firebrick_kernels::BaseStorage;
 use serde::{Deserialize, Serialize};
 
 /// The optimizers, under the names that recipes use.
@@ -35,6 +36,32 @@ impl OptimizerKind {
     }
 }
 
+/// How the matrices of a model are stored of which every weight trains; everything else trains in f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+pub enum TrainedWeights {
+    /// In f32.
+    #[default]
+    #[serde(rename = "float32")]
+    Float32,
+    /// In bf16; each update is rounded up or down at random, so that the mean is right.
+    #[serde(rename = "bfloat16_stochastic")]
+    Bf16Stochastic,
+    /// In bf16, with the other half of an f32 in the optimizer's state: updates are those of float32.
+    #[serde(rename = "bfloat16_exact")]
+    Bf16Exact,
+}
+
+impl TrainedWeights {
+    /// Returns how the model stores them.
+    pub const fn storage(self) -> BaseStorage {
+        match self {
+            Self::Float32 => BaseStorage::Trained,
+            Self::Bf16Stochastic | Self::Bf16Exact => BaseStorage::TrainedBf16,
+        }
+    }
+}
+
 /// The optimizer of a run and its constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerConfig {
@@ -48,6 +75,8 @@ pub struct OptimizerConfig {
     pub epsilon: f64,
     /// Decoupled weight decay. Norms and biases do not decay.
     pub weight_decay: f64,
+    /// How matrices are stored, if every weight trains; without effect on parameters in f32.
+    pub weights: TrainedWeights,
     /// Largest global norm of the gradients: larger ones are scaled down to it. `None`: no clipping.
     pub max_grad_norm: Option<f64>,
 }

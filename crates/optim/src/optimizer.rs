@@ -3,31 +3,30 @@
 //! A step waits for nothing: norm and clip coefficient stay on the device. With loss scaling it reads whether the preceding step was skipped, which
 //! the device has computed by then.
 //!
-//! Gradients with NaNs or infinities: with loss scaling the whole step is skipped. Without, the rule handles each element whose gradient is not
-//! finite (8-bit AdamW keeps the parameter and sets both moments to zero, as bitsandbytes does; f32 AdamW makes the parameter NaN, as torch does).
-//! With clipping, the global norm is then not finite either, and the coefficient is 0: all other elements take the step with a gradient of zero.
-//! (torch's coefficient is 0 for an infinite norm, too, but NaN for a norm that is NaN, which destroys every parameter.)
-//! Trade-off: all gradients of a step exist at the same time, and all of the state is in host memory while it is saved.
+//! A step whose gradients have NaNs or infinities, or a norm above the limit, changes no parameter and no state: the factor of its gradients is NaN,
+//! which every update skips. (torch's coefficient is 0 for an infinite norm, and NaN for a norm that is NaN, which destroys every parameter.)
+//! Trade-off: all gradients of a step exist at the same time.
 //! Weight decay and learning rate of a parameter follow from its role alone; a recipe cannot set them by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
 use firebrick_arch::Role;
+use firebrick_kernels::memory::convert_while_reading;
 use firebrick_kernels::memory::prefetch::Schedule;
-use firebrick_kernels::{GradientMap, Kernels, Parameter};
+use firebrick_kernels::{GradientMap, Kernels, Parameter, rounding_key};
 
 use crate::config::OptimizerConfig;
 use crate::loss_scale::{LossScaleState, LossScaler, LossScaling};
 use crate::paging::{self, BUCKETS_AHEAD, PagedState};
 use crate::rules::{self, Rule, StepNumbers, Update};
-use crate::state::{OptimError, ParameterState, StateDict, StateSpec, StateTensor};
+use crate::state::{HostTensor, OptimError, ParameterState, SavedTensor, StateDict, StateSpec, StateTensor};
 
 /// Results of a step for the log, still on the device.
 pub struct StepReport<B: Kernels> {
     /// Global norm of the gradients before clipping, `[1]`. With loss scaling it is that of the gradients without the scale, and not
-    /// finite if the step was skipped.
+    /// finite if the step overflowed.
     pub grad_norm: Tensor<B, 1>,
     /// The scale of this step's gradients, `[1]`, with loss scaling.
     pub loss_scale: Option<Tensor<B, 1>>,
@@ -45,10 +44,14 @@ pub struct Optimizer<B: Kernels> {
     /// The parameters whose state is paged, once they are known.
     paged: Option<BTreeSet<Arc<str>>>,
     loss_scaler: Option<LossScaler<B>>,
+    /// The highest norm of a step that is taken.
+    norm_limit: f32,
     /// The parameters that are updated here; `None`: all.
     owned: Option<BTreeSet<Arc<str>>>,
     /// Factor of the learning rate of LoRA's B.
     loraplus_lr_ratio: f64,
+    /// Seed of random rounding.
+    seed: u64,
 }
 
 /// Parameters during an update, with the layouts of their state.
@@ -65,8 +68,10 @@ impl<B: Kernels> Optimizer<B> {
             resident_bytes: None,
             paged: None,
             loss_scaler: None,
+            norm_limit: f32::MAX,
             owned: None,
             loraplus_lr_ratio: 1.0,
+            seed: 0,
         }
     }
 
@@ -74,6 +79,12 @@ impl<B: Kernels> Optimizer<B> {
     #[must_use]
     pub fn with_loraplus(self, ratio: f64) -> Self {
         Self { loraplus_lr_ratio: ratio, ..self }
+    }
+
+    /// Sets the seed of random rounding; the bits follow from it, from the step, and from a parameter's name.
+    #[must_use]
+    pub fn with_seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
     }
 
     /// Restricts updates and state to these parameters. The norm is still that of all gradients.
@@ -104,12 +115,18 @@ impl<B: Kernels> Optimizer<B> {
         Self { loss_scaler: Some(LossScaler::new(scaling, device)), ..self }
     }
 
+    /// Skips the next steps if the norm of their gradients, without the loss scale, is above the limit, which is finite.
+    pub fn set_norm_limit(&mut self, limit: f32) {
+        self.norm_limit = limit;
+    }
+
     /// Returns the number of steps so far, including skipped ones.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Returns the number of the next update, from 1; skipped steps do not count. With loss scaling it waits for the end of the last step.
+    /// Returns the number of the next update, from 1; steps that overflowed under loss scaling do not count, and it waits for the end of the last step
+    /// then.
     pub fn next_update(&mut self) -> u64 {
         let skipped = self.loss_scaler.as_mut().map_or(0, LossScaler::skipped_steps);
         self.steps - skipped + 1
@@ -176,7 +193,8 @@ impl<B: Kernels> Optimizer<B> {
         self.prepare(&parameters);
         for group in by_numbers(parameters, self.config.weight_decay, self.loraplus_lr_ratio) {
             let learning_rate = learning_rate * group.rate_factor;
-            let numbers = StepNumbers { learning_rate, weight_decay: group.weight_decay, step: update };
+            let numbers =
+                StepNumbers { learning_rate, weight_decay: group.weight_decay, step: update, seed: self.seed };
             self.update(group, &mut gradients, &scale, &numbers);
         }
         if let Some(scaler) = &mut self.loss_scaler {
@@ -187,15 +205,13 @@ impl<B: Kernels> Optimizer<B> {
 
     /// Returns the global norm without the loss scale, and the factor of the gradients in the update: not finite if the step is skipped.
     fn gradient_scale(&self, squared_norm: Tensor<B, 1>) -> (Tensor<B, 1>, Tensor<B, 1>) {
-        let clip = |squared_norm: Tensor<B, 1>| match self.config.max_grad_norm {
-            Some(max_norm) => B::clip(squared_norm, max_norm),
-            None => (squared_norm.clone().sqrt(), Tensor::ones_like(&squared_norm)),
-        };
-        let Some(scaler) = &self.loss_scaler else { return clip(squared_norm) };
+        // A norm that clips nothing: f32 cannot hold the square of a larger one.
+        let max_norm = self.config.max_grad_norm.unwrap_or(1e30);
+        let Some(scaler) = &self.loss_scaler else { return B::clip(squared_norm, max_norm, self.norm_limit) };
         let inverse = scaler.scale().recip();
-        let (norm, factor) = clip(squared_norm.mul(inverse.clone()).mul(inverse.clone()));
-        let is_skipped = norm.clone().is_finite().bool_not();
-        (norm, factor.mul(inverse).mask_fill(is_skipped, f32::NAN))
+        let squared_norm = squared_norm.mul(inverse.clone()).mul(inverse.clone());
+        let (norm, factor) = B::clip(squared_norm, max_norm, self.norm_limit);
+        (norm, factor.mul(inverse))
     }
 
     /// Decides which state is paged, and creates the state of new parameters.
@@ -265,13 +281,16 @@ impl<B: Kernels> Optimizer<B> {
         self.rule.state(parameter.role, &parameter.shape)
     }
 
-    /// Returns the state by name, for a checkpoint. Waits for the device.
+    /// Lists the tensors of the state, for a checkpoint that copies them to the host one by one.
+    pub fn saved(&self) -> impl Iterator<Item = SavedTensor<'_, B>> {
+        self.state.iter().flat_map(|(parameter, state)| state.saved(parameter))
+    }
+
+    /// Returns a copy of the state by name, all of it in host memory. Waits for the device.
     pub fn save(&self) -> StateDict {
-        let mut saved = StateDict::new();
-        for (parameter, state) in &self.state {
-            saved.extend(state.download().map(|(spec, tensor)| (spec.name(parameter), tensor)));
-        }
-        saved
+        let fetched = self.saved().map(|tensor| (tensor.fetch(), tensor.is_bytes, tensor.name));
+        let named = |(data, is_bytes, name)| (name, HostTensor::from_fetched::<B>(data, is_bytes));
+        convert_while_reading(fetched, named).into_iter().collect()
     }
 
     /// Takes over a saved state for all parameters of the run, after `steps` steps.
@@ -321,17 +340,18 @@ impl<B: Kernels> Optimizer<B> {
     }
 }
 
-/// Parameters with the same weight decay and learning rate.
+/// Parameters with the same weight decay, learning rate and format.
 struct Group<'a, B: Kernels> {
     /// Decoupled weight decay of all of them.
     weight_decay: f64,
     /// Factor of the learning rate.
     rate_factor: f64,
+    dtype: DType,
     /// In the order in which they were given.
     parameters: Vec<&'a mut Parameter<B>>,
 }
 
-/// Groups parameters by weight decay and learning rate; no group is empty. `loraplus_lr_ratio` is the factor of LoRA+ (Hayou et al., 2024) for B and
+/// Groups parameters by weight decay, learning rate and format; no group is empty. `loraplus_lr_ratio` is the factor of LoRA+ (Hayou et al., 2024) for B and
 /// for vectors, as in PEFT's `create_loraplus_optimizer`.
 fn by_numbers<B: Kernels>(
     parameters: Vec<&mut Parameter<B>>,
@@ -343,10 +363,12 @@ fn by_numbers<B: Kernels>(
         let weight_decay = if decays(parameter.role) { weight_decay } else { 0.0 };
         let is_fast = parameter.role == Role::LoraB || parameter.shape.len() == 1;
         let rate_factor = if is_fast { loraplus_lr_ratio } else { 1.0 };
-        let same = |group: &&mut Group<'_, B>| (group.weight_decay, group.rate_factor) == (weight_decay, rate_factor);
+        let dtype = parameter.value.dtype();
+        let key = (weight_decay, rate_factor, dtype);
+        let same = |group: &&mut Group<'_, B>| (group.weight_decay, group.rate_factor, group.dtype) == key;
         match groups.iter_mut().find(same) {
             Some(group) => group.parameters.push(parameter),
-            None => groups.push(Group { weight_decay, rate_factor, parameters: vec![parameter] }),
+            None => groups.push(Group { weight_decay, rate_factor, dtype, parameters: vec![parameter] }),
         }
     }
     groups
@@ -358,6 +380,8 @@ fn decays(role: Role) -> bool {
         Role::Embedding
         | Role::Projection
         | Role::Router
+        | Role::RouterScale
+        | Role::PerLayerEmbedding
         | Role::Head
         | Role::LoraA
         | Role::LoraB
@@ -368,6 +392,7 @@ fn decays(role: Role) -> bool {
         | Role::GatedNorm
         | Role::Bias
         | Role::RouterCorrection
+        | Role::LayerScalar
         | Role::Sinks
         | Role::DecayLog
         | Role::DecayBias => false,
@@ -391,7 +416,9 @@ fn step_parameters<B: Kernels>(
         let gradient = gradient.unwrap_or_else(|| panic!("parameter {} has no gradient", owner.name));
         let parameter = take_value(owner, &gradient);
         let (layout, state) = ParameterState::into_parts(state);
-        ((owner, layout), Update { parameter, gradient, state })
+        let is_rounded = parameter.dtype() == DType::BF16;
+        let key = if is_rounded { rounding_key(numbers.seed, numbers.step, &owner.name) } else { 0 };
+        ((owner, layout), Update { parameter, gradient, state, key })
     };
     let (owners, updates): (Owners<'_, B>, Vec<_>) = parameters.into_iter().map(&mut prepare).unzip();
     let keep = |((owner, layout), (value, tensors))| {

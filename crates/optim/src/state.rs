@@ -2,7 +2,7 @@
 //!
 //! A parameter has the state tensors that its rule lists. On the host a state tensor is named `<parameter name>.<part>`, for example
 //! `model.norm.weight.exp_avg`. Saving and loading keep every bit.
-//! Trade-off: the whole state is copied to the host at once, which needs as much host memory as the state has bytes.
+//! Trade-off: a tensor that is saved is copied to the host even where it is in host memory already, one at a time.
 
 use std::collections::BTreeMap;
 
@@ -38,6 +38,45 @@ pub enum OptimError {
         "the optimizer state has `{name}`, which no parameter of this run needs: resume with the recipe that wrote it"
     )]
     Unexpected { name: String },
+}
+
+/// A state tensor that a checkpoint stores.
+pub struct SavedTensor<'a, B: Kernels> {
+    /// Its name in a [`StateDict`].
+    pub name: String,
+    /// Number of its elements.
+    pub elements: usize,
+    /// Whether its elements are bytes; otherwise they are f32 values.
+    pub is_bytes: bool,
+    stored: &'a StoredTensor<B>,
+}
+
+impl<B: Kernels> SavedTensor<'_, B> {
+    /// Copies its bytes to the host, little-endian as they are in memory. Waits for the device.
+    pub fn bytes(&self) -> Vec<u8> {
+        let data = self.fetch();
+        if self.is_bytes { B::unpacked_codes(data) } else { data.as_bytes().to_vec() }
+    }
+
+    /// Copies it to the host in the form in which the backend reads it.
+    pub(crate) fn fetch(&self) -> TensorData {
+        match self.stored {
+            StoredTensor::Paged(paged) => paged.to_data(),
+            StoredTensor::Resident(StateTensor::F32(values)) => values.to_data(),
+            // Not every backend can read bytes back, but all can read i32.
+            StoredTensor::Resident(StateTensor::Codes(codes)) => codes.clone().cast(IntDType::I32).into_data(),
+        }
+    }
+}
+
+impl HostTensor {
+    /// Takes over what was fetched, on any thread.
+    pub(crate) fn from_fetched<B: Kernels>(data: TensorData, is_bytes: bool) -> Self {
+        match is_bytes {
+            true => Self::U8(B::unpacked_codes(data)),
+            false => Self::F32(data.into_vec().expect("rules keep f32 state in f32")),
+        }
+    }
 }
 
 /// The format of a state tensor and the value that each of its elements starts with.
@@ -186,28 +225,20 @@ impl<B: Kernels> ParameterState<B> {
         Self::new(self.layout, self.tensors.into_iter().map(fetch).collect())
     }
 
-    /// Copies the tensors to the host, by part. Waits for the device.
-    pub(crate) fn download(&self) -> impl Iterator<Item = (&StateSpec, HostTensor)> {
-        let host = |(spec, stored): (&StateSpec, &StoredTensor<B>)| match (stored, spec.init) {
-            (StoredTensor::Resident(tensor), _) => tensor.download(),
-            (StoredTensor::Paged(paged), StateInit::F32(_)) => host_f32(paged.to_data()),
-            (StoredTensor::Paged(paged), StateInit::Code(_)) => host_codes::<B>(paged.to_data()),
-        };
-        self.layout.iter().zip(self.layout.iter().zip(&self.tensors).map(host))
+    /// Lists the tensors as a checkpoint stores them.
+    pub(crate) fn saved(&self, parameter: &str) -> impl Iterator<Item = SavedTensor<'_, B>> {
+        self.layout.iter().zip(&self.tensors).map(move |(spec, stored)| SavedTensor {
+            name: spec.name(parameter),
+            elements: spec.elements,
+            is_bytes: matches!(spec.init, StateInit::Code(_)),
+            stored,
+        })
     }
 }
 
 fn flat<B: Kernels, K: BasicOps<B>>(tensor: Tensor<B, 2, K>) -> Tensor<B, 1, K> {
     let elements = tensor.shape().num_elements();
     tensor.reshape([elements])
-}
-
-fn host_f32(values: TensorData) -> HostTensor {
-    HostTensor::F32(values.into_vec().expect("rules keep f32 state in f32"))
-}
-
-fn host_codes<B: Kernels>(codes: TensorData) -> HostTensor {
-    HostTensor::U8(B::unpacked_codes(codes))
 }
 
 impl<B: Kernels> StateTensor<B> {
@@ -222,14 +253,6 @@ impl<B: Kernels> StateTensor<B> {
                 let dtype = codes.dtype;
                 Self::Codes(Tensor::from_data(codes, (device, dtype)))
             }
-        }
-    }
-
-    fn download(&self) -> HostTensor {
-        match self {
-            Self::F32(values) => host_f32(values.to_data()),
-            // Not every backend can read bytes back, but all can read i32.
-            Self::Codes(codes) => host_codes::<B>(codes.clone().cast(IntDType::I32).into_data()),
         }
     }
 

@@ -27,19 +27,14 @@ pub struct ReducingSink<B: Kernels> {
     in_last_micro_batch: bool,
     /// Sums over this rank's contributions; with one rank, all gradients until the end.
     local: GradientMap<B>,
-    bucket: Bucket<B>,
+    capacity: usize,
+    bytes: usize,
+    /// Complete gradients that wait to be summed, in the order of completion.
+    bucket: Vec<(Arc<str>, Tensor<B, 1>)>,
     /// All gradients, instead of `local` and `bucket`, if only adapters train on several ranks.
     flat: Option<FlatGradients<B>>,
     /// Sums over all ranks, or the error that prevented them.
     reduced: Result<GradientMap<B>, ParallelError>,
-}
-
-/// Complete gradients that wait to be summed, in the order of completion.
-struct Bucket<B: Kernels> {
-    capacity: usize,
-    bytes: usize,
-    names: Vec<Arc<str>>,
-    gradients: Vec<Tensor<B, 1>>,
 }
 
 impl<B: Kernels> ReducingSink<B> {
@@ -56,6 +51,12 @@ impl<B: Kernels> ReducingSink<B> {
         Self { flat, ..Self::new(ranks, contributions) }
     }
 
+    /// Sums the gradients of parameters in bf16 in bf16 too, if `are_bf16`, on this rank and over ranks.
+    #[must_use]
+    pub fn with_bf16_sums(self, are_bf16: bool) -> Self {
+        Self { local: GradientMap::with_bf16_sums(are_bf16), ..self }
+    }
+
     /// Creates a sink for one step that sums gradients once `bucket_bytes` bytes of them are complete.
     pub fn with_bucket_bytes(ranks: &Ranks, contributions: Contributions, bucket_bytes: usize) -> Self {
         Self {
@@ -63,7 +64,9 @@ impl<B: Kernels> ReducingSink<B> {
             contributions,
             in_last_micro_batch: false,
             local: GradientMap::default(),
-            bucket: Bucket { capacity: bucket_bytes, bytes: 0, names: Vec::new(), gradients: Vec::new() },
+            capacity: bucket_bytes,
+            bytes: 0,
+            bucket: Vec::new(),
             flat: None,
             reduced: Ok(GradientMap::default()),
         }
@@ -98,18 +101,17 @@ impl<B: Kernels> ReducingSink<B> {
             return;
         }
         let gradient = self.local.remove(&parameter.name).expect("the contribution was just added");
-        self.bucket.bytes += parameter.elements() * size_of::<f32>();
-        self.bucket.names.push(parameter.name.clone());
-        self.bucket.gradients.push(gradient);
-        if self.bucket.bytes >= self.bucket.capacity {
+        self.bytes += parameter.elements() * gradient.dtype().size();
+        self.bucket.push((parameter.name.clone(), gradient));
+        if self.bytes >= self.capacity {
             self.reduce_bucket();
         }
     }
 
     /// Sums the bucket over all ranks and empties it. After an error nothing is exchanged any more.
     fn reduce_bucket(&mut self) {
-        let (names, gradients) = (std::mem::take(&mut self.bucket.names), std::mem::take(&mut self.bucket.gradients));
-        self.bucket.bytes = 0;
+        let (names, gradients): (Vec<_>, Vec<_>) = std::mem::take(&mut self.bucket).into_iter().unzip();
+        self.bytes = 0;
         let Ok(reduced) = &mut self.reduced else { return };
         if gradients.is_empty() {
             return;

@@ -56,6 +56,12 @@ impl<B: Kernels> ShardingSink<B> {
         }
     }
 
+    /// Sums the gradients of parameters in bf16 in bf16 too, if `are_bf16`, on this rank and over ranks.
+    #[must_use]
+    pub fn with_bf16_sums(self, are_bf16: bool) -> Self {
+        Self { incomplete: GradientMap::with_bf16_sums(are_bf16), ..self }
+    }
+
     /// Sums the remaining gradients and returns those that this rank owns.
     ///
     /// # Errors
@@ -75,6 +81,19 @@ impl<B: Kernels> ShardingSink<B> {
         assert!(self.incomplete.is_empty(), "{} gradients are not complete", self.incomplete.len());
         self.send_bucket();
         self.add_arrived();
+    }
+
+    /// Records a contribution that `incomplete` already contains, and passes the gradient on if it was the last one of the micro-batch.
+    fn arrive(&mut self, parameter: &Parameter<B>) {
+        if !self.contributions.arrive(&parameter.name) {
+            return;
+        }
+        let gradient = self.incomplete.remove(&parameter.name).expect("the contribution was just added");
+        self.bytes += parameter.elements() * gradient.dtype().size();
+        self.bucket.push((parameter.name.clone(), gradient));
+        if self.bytes >= self.capacity {
+            self.send_bucket();
+        }
     }
 
     /// Starts to sum the bucket, once the previous one has arrived. After an error nothing is exchanged any more.
@@ -123,14 +142,15 @@ impl<B: Kernels> GradientSink<B> for ShardingSink<B> {
 
     fn add(&mut self, parameter: &Parameter<B>, gradient: Tensor<B, 1>) {
         self.incomplete.add(parameter, gradient);
-        if !self.contributions.arrive(&parameter.name) {
-            return;
-        }
-        let gradient = self.incomplete.remove(&parameter.name).expect("the contribution was just added");
-        self.bytes += parameter.elements() * size_of::<f32>();
-        self.bucket.push((parameter.name.clone(), gradient));
-        if self.bytes >= self.capacity {
-            self.send_bucket();
-        }
+        self.arrive(parameter);
+    }
+
+    fn lend(&mut self, parameter: &Parameter<B>) -> Option<Tensor<B, 1>> {
+        self.incomplete.lend(parameter)
+    }
+
+    fn give_back(&mut self, parameter: &Parameter<B>, sum: Tensor<B, 1>) {
+        self.incomplete.give_back(parameter, sum);
+        self.arrive(parameter);
     }
 }

@@ -30,6 +30,10 @@ const END: Duration = Duration::from_secs(25);
 /// Time until they are killed if all of them are stopped (SIGSTOP), so that none can end by itself or save anything.
 const STOPPED_END: Duration = Duration::from_secs(1);
 
+/// The signals that request the end of a process, and that end it, on every Unix.
+const TERM: i32 = 15;
+const KILL: i32 = 9;
+
 /// The output stream of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Printed {
@@ -141,17 +145,17 @@ impl Children {
     /// Ends the ranks that still run this long after another one has failed.
     fn end_after(&mut self, time: Duration) {
         if time >= END || (time >= STOPPED_END && self.running().all(|running| is_stopped(&running.child))) {
-            self.end_with(kill);
+            self.end_with(KILL);
         } else if time >= GRACE && !self.was_requested_to_end {
             self.was_requested_to_end = true;
-            self.end_with(request_end);
+            self.end_with(TERM);
         }
     }
 
-    fn end_with(&mut self, end: fn(&mut Child)) {
+    fn end_with(&mut self, signal: i32) {
         for running in self.running() {
             running.is_ended_here = true;
-            end(&mut running.child);
+            end(&mut running.child, signal);
         }
     }
 
@@ -165,7 +169,7 @@ impl Children {
 
 impl Drop for Children {
     fn drop(&mut self) {
-        self.end_with(kill);
+        self.end_with(KILL);
         for running in &mut self.children {
             // Waiting removes the dead process from the system's table.
             let _ = running.child.wait();
@@ -256,23 +260,11 @@ fn send(child: &Child, signal: i32) {
 #[cfg(not(unix))]
 fn send(_child: &Child, _signal: i32) {}
 
-#[cfg(unix)]
-fn request_end(child: &mut Child) {
-    send(child, rustix::process::Signal::TERM.as_raw());
-}
-
-#[cfg(not(unix))]
-fn request_end(child: &mut Child) {
-    kill(child);
-}
-
-#[cfg(unix)]
-fn kill(child: &mut Child) {
-    send(child, rustix::process::Signal::KILL.as_raw());
-}
-
-#[cfg(not(unix))]
-fn kill(child: &mut Child) {
+/// Ends a process by a signal; without signals by the only way there is.
+fn end(child: &mut Child, signal: i32) {
+    if cfg!(unix) {
+        return send(child, signal);
+    }
     // It may have ended just now.
     let _ = child.kill();
 }

@@ -10,6 +10,8 @@ use std::fmt;
 use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 
+use crate::wire;
+
 /// Bytes of a proof, and of the random numbers that go into it.
 pub(crate) const PROOF: usize = 32;
 /// Fewest characters of a token.
@@ -53,24 +55,14 @@ impl JobToken {
 
     /// Proves to know the token, over `parts`.
     pub(crate) fn prove(&self, parts: &[&[u8]]) -> [u8; PROOF] {
-        let tag = hmac::sign(&self.key, &joined(parts));
+        let tag = hmac::sign(&self.key, &wire::join(parts));
         tag.as_ref().try_into().expect("a SHA-256 has 32 bytes")
     }
 
     /// Returns whether a proof over `parts` was made with this token.
     pub(crate) fn accepts(&self, parts: &[&[u8]], proof: &[u8]) -> bool {
-        hmac::verify(&self.key, &joined(parts), proof).is_ok()
+        hmac::verify(&self.key, &wire::join(parts), proof).is_ok()
     }
-}
-
-/// Joins the parts with their lengths, so that different lists of parts never give the same bytes.
-fn joined(parts: &[&[u8]]) -> Vec<u8> {
-    let mut joined = Vec::new();
-    for part in parts {
-        joined.extend((part.len() as u64).to_le_bytes());
-        joined.extend_from_slice(part);
-    }
-    joined
 }
 
 /// Generates random bytes that an attacker cannot guess.

@@ -70,7 +70,7 @@ fn exactly(stream: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
     if got as u64 == length { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
-/// Joins the parts of all ranks into one content.
+/// Joins parts with their lengths, so that different lists of parts never give the same bytes.
 pub(crate) fn join(parts: &[impl AsRef<[u8]>]) -> Vec<u8> {
     let mut joined = Vec::with_capacity(parts.iter().map(|part| part.as_ref().len() + 8).sum());
     for part in parts {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use burn_flex::Flex;
 use burn_tensor::Tensor;
-use firebrick_parallel::{Facts, JobToken, Limits, ParallelError, Placement, Ranks, Watchdog};
+use firebrick_parallel::{JobToken, Limits, ParallelError, Placement, Ranks, Watchdog};
 
 /// Returns placements for a job on this machine, at a free port.
 fn placements(world_size: usize) -> Vec<Placement> {
@@ -48,7 +48,7 @@ fn ranks_start_in_any_order_and_exchange() {
         let ranks = Ranks::join(&placement).unwrap();
         assert_eq!((ranks.rank(), ranks.world_size()), (placement.rank, 4));
         assert_eq!((ranks.local_rank(), ranks.local_world_size()), (placement.rank, 4));
-        assert_eq!(ranks.all_reduce_count(ranks.rank() as u64 + 1).unwrap(), 10);
+        assert_eq!(ranks.all_reduce_count(u64::MAX / 8 + ranks.rank() as u64).unwrap(), u64::MAX / 8 * 4 + 6);
         for round in 0..50u8 {
             let gathered = ranks.all_gather("bytes", vec![round; ranks.rank()]).unwrap();
             let expected: Vec<Vec<u8>> = (0..4).map(|rank| vec![round; rank]).collect();
@@ -277,18 +277,4 @@ fn a_rank_that_ends_after_leaving_is_no_loss() {
         ranks.check("the end")
     });
     assert!(results.into_iter().all(|result| result.is_ok()));
-}
-
-#[test]
-fn ranks_with_other_settings_are_refused() {
-    let results = on_ranks(placements(2), |placement| {
-        let ranks = Ranks::join(&placement).unwrap();
-        let mut facts = Facts::default();
-        facts.add("seed", 7);
-        facts.add("train.learning_rate", if ranks.is_main() { 1e-4 } else { 2e-4 });
-        ranks.agree(&facts).unwrap_err().to_string()
-    });
-    for message in results {
-        assert!(message.contains("rank 1 has train.learning_rate = 0.0002, rank 0 has 0.0001"), "{message}");
-    }
 }

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use burn_flex::Flex;
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
 use firebrick_arch::{EMBEDDING, FINAL_NORM, Role};
 use firebrick_kernels::comm::{Transport, local_group};
-use firebrick_kernels::{CommError, Communicator, Contributions, GradientMap, GradientSink, Parameter};
+use firebrick_kernels::{CommError, Communicator, Contributions, GradientMap, GradientSink, OptimizerOps, Parameter};
 use firebrick_parallel::{ParallelError, Ranks, ReducingSink, ShardingSink};
 
 /// Micro-batches of a step over all ranks: divisible by every number of ranks in these tests.
@@ -60,14 +60,23 @@ fn fractions(micro_batch: usize, contribution: usize, elements: usize) -> Vec<f3
 
 /// Runs the backward passes of a step. Projections add in place if the sink lends its sum.
 fn backward<S: GradientSink<Flex>>(sink: &mut S, micro_batches: &[usize], values: Values) {
+    backward_of(sink, &parameters(), micro_batches, values);
+}
+
+fn backward_of<S: GradientSink<Flex>>(
+    sink: &mut S,
+    parameters: &[Parameter<Flex>],
+    micro_batches: &[usize],
+    values: Values,
+) {
     for (index, &micro_batch) in micro_batches.iter().enumerate() {
         sink.begin_micro_batch(index + 1 == micro_batches.len());
-        for (contribution, parameter) in parameters().iter().enumerate() {
+        for (contribution, parameter) in parameters.iter().enumerate() {
             let values = values(micro_batch, contribution, parameter.elements());
             let gradient = Tensor::from_floats(values.as_slice(), &Default::default());
             let lent = if parameter.role == Role::Projection { sink.lend(parameter) } else { None };
             match lent {
-                Some(sum) => sink.give_back(parameter, sum.add(gradient)),
+                Some(sum) => sink.give_back(parameter, Flex::accumulate(sum, gradient)),
                 None => sink.add(parameter, gradient),
             }
         }
@@ -77,7 +86,7 @@ fn backward<S: GradientSink<Flex>>(sink: &mut S, micro_batches: &[usize], values
 type Bits = BTreeMap<Arc<str>, Vec<u32>>;
 
 fn bits(gradients: &GradientMap<Flex>) -> Bits {
-    let values = |gradient: &Tensor<Flex, 1>| gradient.to_data().to_vec::<f32>().unwrap();
+    let values = |gradient: &Tensor<Flex, 1>| gradient.to_data().convert::<f32>().to_vec::<f32>().unwrap();
     gradients
         .iter()
         .map(|(name, gradient)| (name.clone(), values(gradient).into_iter().map(f32::to_bits).collect()))
@@ -116,21 +125,6 @@ fn reduce(ranks: &Ranks, bucket_bytes: usize, values: Values) -> Result<Gradient
 }
 
 #[test]
-fn the_map_holds_the_sum_of_all_contributions() {
-    let mut expected: BTreeMap<Arc<str>, Vec<f32>> = BTreeMap::new();
-    for micro_batch in 0..MICRO_BATCHES {
-        for (contribution, parameter) in parameters().iter().enumerate() {
-            let values = integers(micro_batch, contribution, parameter.elements());
-            let sum = expected.entry(parameter.name.clone()).or_insert_with(|| vec![0.0; values.len()]);
-            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-        }
-    }
-    let expected: Bits =
-        expected.into_iter().map(|(name, sum)| (name, sum.into_iter().map(f32::to_bits).collect())).collect();
-    assert_eq!(sums_of_a_map(), expected);
-}
-
-#[test]
 fn one_rank_gives_the_sums_of_the_map_bit_for_bit() {
     for values in [integers as Values, fractions] {
         let mut map = GradientMap::default();
@@ -152,6 +146,37 @@ fn shared_data_gives_the_sums_of_one_rank() {
                 assert_eq!(sums, expected, "{world_size} ranks, buckets of {bucket_bytes} bytes");
             }
         }
+    }
+}
+
+/// Bf16 holds the integers of these sums.
+#[test]
+fn sums_in_bf16_are_those_of_one_rank_and_stay_in_bf16() {
+    let expected = sums_of_a_map();
+    let matrix = |parameter: Parameter<Flex>| match parameter.shape.len() {
+        1 => parameter,
+        _ => parameter.in_format(DType::BF16),
+    };
+    let parameters: Vec<_> = parameters().into_iter().map(matrix).collect();
+    let in_bf16 = |gradients: GradientMap<Flex>| {
+        assert!(gradients.iter().all(|(name, sum)| (sum.dtype() == DType::BF16) == (name.as_ref() != FINAL_NORM)));
+        bits(&gradients)
+    };
+    for world_size in [1, 2, 3] {
+        let all = on_ranks(world_size, |ranks| {
+            let mut sink = ReducingSink::with_bucket_bytes(&ranks, contributions(), 200).with_bf16_sums(true);
+            backward_of(&mut sink, &parameters, &share(&ranks), integers);
+            let owners = ranks.owners(&parameters[..4].iter().collect::<Vec<_>>());
+            let mut sharding = ShardingSink::<Flex>::new(&ranks, owners, contributions(), 200).with_bf16_sums(true);
+            backward_of(&mut sharding, &parameters, &share(&ranks), integers);
+            [in_bf16(sink.finish().unwrap()), in_bf16(sharding.finish().unwrap())]
+        });
+        let mut shares = Bits::new();
+        for [sums, share] in all {
+            assert_eq!(sums, expected, "{world_size} ranks");
+            shares.extend(share);
+        }
+        assert_eq!(shares, expected, "{world_size} ranks");
     }
 }
 

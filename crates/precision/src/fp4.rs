@@ -61,16 +61,6 @@ pub fn dequantize(codes: &[u8], scales: &[f32], count: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_values::Draws;
-
-    #[test]
-    fn levels_are_the_published_ones() {
-        let twelfths = [0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0].map(|level: f64| (level / 12.0) as f32);
-        assert_eq!(LEVELS[..8], twelfths);
-        for (code, level) in twelfths.into_iter().enumerate() {
-            assert_eq!(LEVELS[code + 8].to_bits(), (-level).to_bits());
-        }
-    }
 
     #[test]
     fn every_code_but_negative_zero_comes_back_from_its_level() {
@@ -89,17 +79,6 @@ mod tests {
             assert_eq!(LEVELS[usize::from(nearest(decision))], *below);
             assert_eq!(LEVELS[usize::from(nearest(decision.next_up()))], *above);
             assert_eq!(LEVELS[usize::from(nearest(-decision.next_up()))], -*above);
-        }
-    }
-
-    #[test]
-    fn a_value_is_at_most_half_a_gap_from_its_level() {
-        let values = Draws(41).vector(64 * 20 + 7, 0.3);
-        let (codes, scales) = quantize(&values).unwrap();
-        for (index, back) in dequantize(&codes, &scales, values.len()).into_iter().enumerate() {
-            let scale = scales[index / nf4::BLOCK_SIZE];
-            // The widest gap is a third of the scale, between 2/3 and 1.
-            assert!((back - values[index]).abs() <= scale / 6.0 * 1.00001, "{} became {back}", values[index]);
         }
     }
 }

@@ -9,6 +9,8 @@
 //!
 //! Trade-off: twice the work, and only on the host. What is quantized while a model loads takes [`QuantFormat::quantize`].
 
+use rayon::prelude::*;
+
 use crate::e8m0;
 use crate::error::Result;
 use crate::float::{Fields, NarrowFloat};
@@ -16,7 +18,7 @@ use crate::format::QuantFormat;
 use crate::quantized::QuantizedTensor;
 use crate::rounding;
 use crate::scales::{BlockScales, HostScales};
-use crate::workers;
+use crate::workers::blocks_at_once;
 
 /// Values that share a scale.
 const BLOCK: usize = 32;
@@ -34,16 +36,9 @@ impl QuantizedTensor {
         else {
             unreachable!("scales of MXFP4 are a narrow float's")
         };
-        let span = workers::blocks_per_worker(scales.len(), BLOCK);
-        let spans = values.chunks(span * BLOCK).zip(codes.chunks_mut(span * BYTES)).zip(scales.chunks_mut(span));
-        workers::run(spans.map(|((values, codes), scales)| {
-            move || {
-                let codes = codes.as_chunks_mut::<BYTES>().0;
-                for ((values, codes), scale) in values.as_chunks().0.iter().zip(codes).zip(scales) {
-                    refine(values, codes, scale);
-                }
-            }
-        }));
+        let (values, codes) = (values.as_chunks::<BLOCK>().0, codes.as_chunks_mut::<BYTES>().0);
+        let blocks = values.par_iter().zip(codes).zip(scales).with_min_len(blocks_at_once(BLOCK));
+        blocks.for_each(|((values, codes), scale)| refine(values, codes, scale));
         Ok(tensor)
     }
 }

@@ -1,6 +1,8 @@
 //! Layout of codes in bytes, and the loops that decode codes and block scales to values: one path for every weight format.
 
-use crate::workers;
+use rayon::prelude::*;
+
+use crate::workers::blocks_at_once;
 
 /// Layout of codes in a byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,11 +64,10 @@ impl Decoder {
         assert_eq!(codes.len(), count.div_ceil(packing.codes_per_byte()), "the codes of all values");
         assert_eq!(scales.len(), count.div_ceil(block_size), "one scale per block");
         let mut values = vec![0.0; count];
-        let span = workers::blocks_per_worker(scales.len(), block_size);
-        let length = span * block_size;
-        let spans =
-            values.chunks_mut(length).zip(codes.chunks(length / packing.codes_per_byte())).zip(scales.chunks(span));
-        workers::run(spans.map(|((values, codes), scales)| move || self.blocks(values, codes, scales)));
+        let bytes = block_size / packing.codes_per_byte();
+        let blocks = values.par_chunks_mut(block_size).zip(codes.par_chunks(bytes)).zip(scales);
+        let blocks = blocks.with_min_len(blocks_at_once(block_size));
+        blocks.for_each(|((values, codes), &scale)| self.block(values, codes, scale));
         values
     }
 

@@ -140,16 +140,6 @@ mod tests {
     }
 
     #[test]
-    fn double_quantization_keeps_the_codes() {
-        let values = Draws(21).vector(64 * 1000, 0.02);
-        let [plain, nested] = [PLAIN, DOUBLE].map(|format| format.quantize(&values, &[1000, 64]).unwrap());
-        assert_eq!(plain.codes, nested.codes);
-        for (plain, nested) in plain.dequantize().iter().zip(nested.dequantize()) {
-            assert!((plain - nested).abs() < 2e-4, "{plain} became {nested}");
-        }
-    }
-
-    #[test]
     fn zeros_stay_exactly_zero_even_next_to_other_blocks() {
         for format in QuantFormat::ALL {
             let mut values = Draws(24).vector(64 * 4, 1.0);

@@ -75,57 +75,14 @@ const fn nearest(fields: Fields, magnitude: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_values::Draws;
 
-    const FORMATS: [NarrowFloat; 3] = [NarrowFloat::E4m3, NarrowFloat::E2m1, NarrowFloat::Ue4m3];
-
-    /// Checks the code of a value, and that the code of its negative differs by the sign.
-    fn assert_code(format: NarrowFloat, value: f32, code: u8) {
-        assert_eq!(format.encode(value), code, "{format} {value:e}");
-        let fields = format.fields().unwrap();
-        let negative = match () {
-            () if fields.signed => code | fields.sign_mask() as u8,
-            () if value == 0.0 => 0,
-            () => nan(fields),
-        };
-        assert_eq!(format.encode(-value), negative, "{format} -{value:e}");
-    }
-
-    #[test]
-    fn the_nearest_code_wins_and_ties_go_to_the_even_one() {
-        for format in FORMATS {
-            let largest = format.fields().unwrap().largest_code() as u8;
-            for code in 0..largest {
-                let (low, high) = (format.decode(code), format.decode(code + 1));
-                let middle = low + (high - low) / 2.0;
-                let even = code + code % 2;
-                let cases = [(low, code), (middle.next_down(), code), (middle, even), (middle.next_up(), code + 1)];
-                cases.into_iter().for_each(|(value, code)| assert_code(format, value, code));
-            }
-            for beyond in [format.max(), format.max().next_up(), f32::MAX, f32::INFINITY] {
-                assert_code(format, beyond, largest);
-            }
-        }
-    }
-
+    /// `tests/float_goldens.rs` has all other values.
     #[test]
     fn nan_has_one_code_and_e2m1_gives_its_largest() {
-        for (format, code) in FORMATS.into_iter().zip([0x7F, 7, 0x7F]) {
+        for (format, code) in [(NarrowFloat::E4m3, 0x7F), (NarrowFloat::E2m1, 7), (NarrowFloat::Ue4m3, 0x7F)] {
             assert_eq!([f32::NAN, -f32::NAN].map(|value| format.encode(value)), [code; 2], "{format}");
         }
-    }
-
-    #[test]
-    fn rounding_never_reverses_the_order_of_two_values() {
-        let mut draws = Draws(33);
-        for format in FORMATS {
-            for _ in 0..20_000 {
-                let scale = 2_f32.powi(draws.below(40) as i32 - 20);
-                let mut pair = [draws.bell().abs() * scale, draws.bell().abs() * scale];
-                pair.sort_by(f32::total_cmp);
-                let nearest = pair.map(|value| format.decode(format.encode(value)));
-                assert!(nearest[0] <= nearest[1], "{format} {pair:?}");
-            }
-        }
+        let negative = [-0.0, -f32::from_bits(1), -1.0, f32::NEG_INFINITY];
+        assert_eq!(negative.map(|value| NarrowFloat::Ue4m3.encode(value)), [0, 0x7F, 0x7F, 0x7F]);
     }
 }

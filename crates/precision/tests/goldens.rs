@@ -65,25 +65,16 @@ fn quantize_case(
     stored: FloatType,
     format: QuantFormat,
 ) -> QuantizedTensor {
-    let shape = [values.len()];
-    match stored {
-        FloatType::Bf16 => {
-            let rounded: Vec<bf16> = values.iter().map(|&value| bf16::from_f32(value)).collect();
-            golden.assert_input(case, &rounded.iter().map(|value| value.to_f32()).collect::<Vec<_>>());
-            let bytes: Vec<u8> = rounded.iter().flat_map(|value| value.to_le_bytes()).collect();
-            format.quantize_bytes(&bytes, stored, &shape).unwrap()
+    let round = |&value: &f32| -> (f32, Vec<u8>) {
+        match stored {
+            FloatType::F32 => (value, value.to_le_bytes().into()),
+            FloatType::Bf16 => (bf16::from_f32(value).to_f32(), bf16::from_f32(value).to_le_bytes().into()),
+            FloatType::F16 => (f16::from_f32(value).to_f32(), f16::from_f32(value).to_le_bytes().into()),
         }
-        FloatType::F16 => {
-            let rounded: Vec<f16> = values.iter().map(|&value| f16::from_f32(value)).collect();
-            golden.assert_input(case, &rounded.iter().map(|value| value.to_f32()).collect::<Vec<_>>());
-            let bytes: Vec<u8> = rounded.iter().flat_map(|value| value.to_le_bytes()).collect();
-            format.quantize_bytes(&bytes, stored, &shape).unwrap()
-        }
-        _ => {
-            golden.assert_input(case, values);
-            format.quantize(values, &shape).unwrap()
-        }
-    }
+    };
+    let (rounded, bytes): (Vec<f32>, Vec<Vec<u8>>) = values.iter().map(round).unzip();
+    golden.assert_input(case, &rounded);
+    format.quantize_bytes(&bytes.concat(), stored, &[values.len()]).unwrap()
 }
 
 fn nested_parts(quantized: &QuantizedTensor) -> (&[u8], &[f32], f32) {

@@ -18,8 +18,7 @@ use firebrick_trainer::run::text_stream::TextStream;
 use serde_json::{Map, Value};
 
 /// The line that explains the commands of a chat.
-pub const HELP: &str =
-    "one line is one message; /reset begins again, /exit or the end of input leaves, Ctrl-C ends an answer";
+pub const HELP: &str = "one line is one message; /reset begins again, /exit or the end of input leaves, /help says this, Ctrl-C ends an answer";
 
 /// A model to talk to, and the settings of the conversation.
 #[derive(Clone, Debug)]
@@ -110,7 +109,8 @@ impl<B: Kernels> Talk<'_, B> {
                     self.messages.clear();
                     terminal.say("(a new conversation)\n")?;
                 }
-                "/help" => terminal.say(&format!("({HELP})\n"))?,
+                "/help" | "/?" => terminal.say(&format!("({HELP})\n"))?,
+                word if is_command(word) => terminal.say(&format!("(there is no {word}: {HELP})\n"))?,
                 text => {
                     terminal.is_idle.store(false, Ordering::Relaxed);
                     let answered = self.turn(text, terminal);
@@ -182,6 +182,12 @@ impl<B: Kernels> Talk<'_, B> {
         self.turns += 1;
         self.request.sampling.sampler_at(self.turns - 1)
     }
+}
+
+/// Returns whether a line is one word after a slash, which is meant as a command: a path has more slashes.
+fn is_command(line: &str) -> bool {
+    line.strip_prefix('/')
+        .is_some_and(|word| !word.is_empty() && word.chars().all(|letter| letter.is_ascii_lowercase()))
 }
 
 fn message(role: &str, text: &str) -> Map<String, Value> {
@@ -278,6 +284,14 @@ mod tests {
         let said = say(&request, &format!("{beyond}\nShort.\n{far_beyond}\n"), false);
         assert_eq!(said.matches("made for 512").count(), 1, "{said}");
         assert_eq!(said.matches("4 times the 512 positions").count(), 1, "{said}");
+    }
+
+    #[test]
+    fn words_after_a_slash_are_commands_and_never_messages() {
+        let said = say(&request(256), "/help\n/clear\n", false);
+        assert_eq!(said, format!("({HELP})\n(there is no /clear: {HELP})\n"));
+        let lines = ["/foo", "/", "/etc/passwd", "/help me", "/Foo", "no"].map(is_command);
+        assert_eq!(lines, [true, false, false, false, false, false]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
-use firebrick_arch::MlpSpec;
+use firebrick_arch::{MlpSpec, counted};
 use firebrick_files::AtomicFolder;
 use firebrick_model::{
     Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufType, Merge, MergeReport, Mxfp4Noise, check_gguf, merge_adapter,
@@ -21,11 +21,13 @@ use firebrick_model::{
 use firebrick_precision::{FloatType, QuantFormat};
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::compute::parse_format;
-use firebrick_trainer::console::Console;
-use firebrick_trainer::hub::{Need, adapter_folder, model_folder};
+use firebrick_trainer::console::{Console, warn};
+use firebrick_trainer::hub::{Need, adapter_folder, model_folder, other_base};
 use firebrick_trainer::run::chat_settings;
 use firebrick_trainer::storage::StorageError;
 use serde_json::{Map, Value};
+
+use crate::offered::Offered;
 
 /// Share of the adapter lost to rounding that causes a warning.
 const NOTEWORTHY_LOSS: f64 = 0.05;
@@ -46,7 +48,7 @@ pub struct ExportOptions {
     pub mxfp4: bool,
     /// Write the model as one GGUF file, for llama.cpp and Ollama, with a Modelfile next to it: f32, f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m or q4_0.
     /// With --merge the merged model, whose weights lie next to the file while it is written.
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", hide_possible_values = true, value_parser = gguf_types())]
     pub gguf: Option<GgufType>,
     /// Model folder or id of the Hub; with --merge the base that the adapter was trained on.
     #[arg(long, value_name = "DIR")]
@@ -63,31 +65,17 @@ pub struct ExportOptions {
     pub dtype: Option<FloatType>,
     /// Which weights the adapter is added to: "stored", or the base's format in training (nf4_double_quant, nf4, nvfp4, mxfp4, fp8), for
     /// weights that are quantized to it and back. "dequantized" is nf4_double_quant.
-    #[arg(long, value_name = "FORMAT", default_value_t = MergeBase::Stored)]
+    #[arg(long, value_name = "FORMAT", default_value_t = MergeBase(None))]
     pub base: MergeBase,
 }
 
-/// The weights that an adapter is added to.
+/// The weights that an adapter is added to: those of the model folder, quantized and dequantized again if the base had this format in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MergeBase {
-    /// The weights of the model folder.
-    Stored,
-    /// The weights of a base that was quantized to this format in training, quantized and dequantized again.
-    Dequantized(QuantFormat),
-}
-
-impl MergeBase {
-    fn format(self) -> Option<QuantFormat> {
-        match self {
-            Self::Stored => None,
-            Self::Dequantized(format) => Some(format),
-        }
-    }
-}
+pub struct MergeBase(pub Option<QuantFormat>);
 
 impl fmt::Display for MergeBase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.format().map_or("stored", QuantFormat::name))
+        f.write_str(self.0.map_or("stored", QuantFormat::name))
     }
 }
 
@@ -97,14 +85,19 @@ impl FromStr for MergeBase {
     /// Parses "stored", the name of a format, or "dequantized", the default of `[bnb_4bit]` in training.
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "stored" => Ok(Self::Stored),
-            "dequantized" => Ok(Self::Dequantized(QuantFormat::Nf4 { double_quant: true })),
-            format => format.parse().map(Self::Dequantized).map_err(|_| {
+            "stored" => Ok(Self(None)),
+            "dequantized" => Ok(Self(Some(QuantFormat::Nf4 { double_quant: true }))),
+            format => format.parse().map(|format| Self(Some(format))).map_err(|_| {
                 let formats = QuantFormat::ALL.map(QuantFormat::name).join(", ");
                 format!("'{format}' is not one of stored, dequantized, {formats}")
             }),
         }
     }
+}
+
+/// Returns the parser of `--gguf`.
+fn gguf_types() -> Offered<GgufType> {
+    Offered { values: GgufType::OFFERED.map(GgufType::name).to_vec(), parse: |name| name.parse() }
 }
 
 /// Exports as the options request; returns a text for the user.
@@ -117,6 +110,7 @@ pub fn export(options: &ExportOptions) -> Result<String, RunError> {
     let adapter = |path: &Path| adapter_folder(path, "--adapter", Need::Weights, console);
     let adapter = options.adapter.as_deref().map(adapter).transpose()?;
     let model = model_folder(&options.model, Need::Weights, console)?.folder;
+    adapter.iter().filter_map(|adapter| other_base(adapter, &model)).for_each(|note| warn(&note));
     let options = &ExportOptions { model, adapter, ..options.clone() };
     match (options.gguf, &options.adapter) {
         (Some(kind), Some(adapter)) => merge_to_gguf(options, adapter, kind),
@@ -137,6 +131,7 @@ fn check_out(out: &Path, is_file: bool) -> Result<(), RunError> {
         (true, Some(folder)) if !folder.is_dir() => {
             format!("--out {name}: there is no folder {}: make it first", folder.display())
         }
+        (true, _) if out.exists() => format!("--out {name} is there already: name another file, or remove it first"),
         (false, _) if out.is_file() => format!("--out {name} is a file, and a model is a folder: name another one"),
         _ => return Ok(()),
     };
@@ -186,7 +181,7 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
     let merge = Merge {
         model: &options.model,
         adapter,
-        requantized: options.base.format(),
+        requantized: options.base.0,
         dtype: options.dtype,
         bnb_4bit: options.bnb_4bit,
         mxfp4: options.mxfp4,
@@ -205,14 +200,16 @@ fn text(options: &ExportOptions, report: &MergeReport) -> String {
     let MergeReport { modules, largest_error, lost_of_adapter, dtype, bnb_4bit, mxfp4 } = *report;
     let format = bnb_4bit.map_or(dtype.name(), Bnb4bit::name);
     let place = if options.gguf.is_some() { String::new() } else { format!(" into {}", options.out.display()) };
+    let close = if largest_error > 0.0 { format!("within {largest_error:.0e} of") } else { "exactly".to_owned() };
     let mut text = format!(
-        "merged {modules} modules{place}, {format}{}; read again, its outputs are within {largest_error:.0e} of those of base and adapter",
+        "merged {}{place}, {format}{}; read again, its outputs are {close} those of base and adapter",
+        counted(modules, "module"),
         if options.mxfp4 { " with experts in mxfp4" } else { "" },
     );
     if lost_of_adapter > NOTEWORTHY_LOSS {
         text += &format!(
             "\nnote: rounding to {format} adds noise of {:.0} % of what the adapter contributes. To keep all of it, use the adapter next to its \
-             base, or merge with --dtype float32",
+             base, merge with --dtype float32, or merge and write GGUF in one call: --merge --gguf TYPE rounds once, to that type",
             100.0 * lost_of_adapter
         );
     }
@@ -257,10 +254,10 @@ mod tests {
     fn a_base_is_named_by_its_format_in_training() {
         for format in QuantFormat::ALL {
             let base: MergeBase = format.name().parse().unwrap();
-            assert_eq!((base, base.to_string()), (MergeBase::Dequantized(format), format.name().to_owned()));
+            assert_eq!((base, base.to_string()), (MergeBase(Some(format)), format.name().to_owned()));
         }
-        assert_eq!("stored".parse(), Ok(MergeBase::Stored));
-        assert_eq!("dequantized".parse(), Ok(MergeBase::Dequantized(QuantFormat::Nf4 { double_quant: true })));
+        assert_eq!("stored".parse(), Ok(MergeBase(None)));
+        assert_eq!("dequantized".parse(), Ok(MergeBase(Some(QuantFormat::Nf4 { double_quant: true }))));
         assert!("fp4".parse::<MergeBase>().unwrap_err().contains("stored, dequantized, nf4, nf4_double_quant, nvfp4"));
     }
 
@@ -276,7 +273,8 @@ mod tests {
         for (out, is_file) in [("x.gguf", true), ("merged", false), ("a/b", false)] {
             assert_eq!(refused(Path::new(out), is_file), Ok(()), "{out}");
         }
-        assert_eq!((refused(&file, true), refused(folder.path(), false)), (Ok(()), Ok(())));
+        assert!(refused(&file, true).unwrap_err().contains("is there already"));
+        assert_eq!(refused(folder.path(), false), Ok(()));
     }
 
     #[test]

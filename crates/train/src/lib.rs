@@ -8,6 +8,7 @@ pub mod compress;
 pub mod convert;
 pub mod export;
 pub mod inspect;
+mod offered;
 pub mod page;
 pub mod plot;
 pub mod push;
@@ -23,6 +24,7 @@ use firebrick_trainer::config::json_schema;
 use firebrick_trainer::console::{Console, error_message};
 use firebrick_trainer::run::device::prepare_process;
 
+use crate::commands::answers::answer;
 use crate::commands::{machine, overview, recipes, rewards, takes_colors, text, timing, training, warn};
 use crate::compress::{CompressOptions, DecompressOptions, compress, decompress};
 use crate::export::{ExportOptions, export};
@@ -111,7 +113,10 @@ pub fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(takes_colors(&std::io::stderr()))
         .init();
-    let typed = Cli::from_arg_matches(&command_line().get_matches()).unwrap_or_else(|error| error.exit());
+    let typed = match command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(typed) => typed,
+        Err(error) => return refused(&error),
+    };
     prepare_process();
     let done = |()| ExitCode::SUCCESS;
     let result = match typed.command {
@@ -143,6 +148,18 @@ pub fn main() -> ExitCode {
         warn(&format!("error: {}", error_message(&*error)));
         ExitCode::FAILURE
     })
+}
+
+/// Prints why a command line is not understood; where it is in the words of other programs, what does the same here.
+fn refused(error: &clap::Error) -> ExitCode {
+    let typed: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    match answer(&command_line(), error, &typed) {
+        Some(answer) => {
+            warn(&format!("error: {answer}"));
+            ExitCode::from(2)
+        }
+        None => error.exit(),
+    }
 }
 
 /// Prints what a command returns.

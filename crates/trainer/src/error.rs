@@ -57,16 +57,20 @@ pub enum RunError {
         /// What is saved and how to continue.
         advice: String,
     },
-    /// The loss or the gradient is not a number.
+    /// The loss or the gradients of a step are not finite, or too many steps were skipped.
     #[error(
-        "step {step}: loss is {loss}, gradient norm is {grad_norm}: training has diverged and was stopped. The last checkpoint \
-         is untouched. Lower train.learning_rate, raise train.warmup_steps, or look at the rows of this step"
+        "step {step}: {problem}: training has diverged and was stopped; {found}. The last checkpoint is untouched. Lower \
+         train.learning_rate, raise train.warmup_steps, or look at the rows of this step, which are saved; this runs \
+         them again: {replay}"
     )]
-    NotFinite {
+    StepStopped {
         /// The step, from 1.
         step: u64,
-        loss: f32,
-        grad_norm: f32,
+        problem: String,
+        /// Where the first such value is.
+        found: String,
+        /// The command that runs the step again.
+        replay: String,
     },
     /// The trained weights are not finite, or so large that their norm is not.
     #[error(
@@ -100,7 +104,7 @@ pub enum RunError {
 impl RunError {
     /// Returns whether the numbers of a step are wrong, so that nothing of the step may be saved.
     pub fn is_of_numbers(&self) -> bool {
-        matches!(self, Self::NotFinite { .. } | Self::WeightsNotFinite { .. } | Self::NotItsReference { .. })
+        matches!(self, Self::StepStopped { .. } | Self::WeightsNotFinite { .. } | Self::NotItsReference { .. })
     }
 
     /// Returns whether a disk had no room for what was to be written.
@@ -124,6 +128,7 @@ impl RunError {
 mod tests {
     use std::path::PathBuf;
 
+    use firebrick_arch::ArchError;
     use firebrick_model::ModelError;
 
     use super::*;
@@ -136,7 +141,7 @@ mod tests {
             [
                 StorageError::writing(Path::new("file"), 9, source()).into(),
                 StorageError::io("rename to", Path::new("file"), source()).into(),
-                ModelError::Io { action: "write", path: path.clone(), source: source() }.into(),
+                ModelError::from(ArchError::io("write", &path)(source())).into(),
             ]
         };
         for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded] {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use firebrick_arch::folder::ADAPTER_CONFIG_FILE;
 use firebrick_arch::{CONFIG_FILE, ModelConfig};
-use firebrick_hub::{Hub, HubId, ModelFolder, RepoKind, snapshot_of};
+use firebrick_hub::{Hub, HubError, HubId, ModelFolder, RepoKind, snapshot_of};
 use firebrick_model::{ModelError, read_config};
 use firebrick_parallel::Ranks;
 
@@ -101,6 +101,18 @@ pub fn adapter_folder(adapter: &Path, what: &'static str, need: Need, console: C
     }
 }
 
+/// Returns a note if an adapter names another base than the model in `model`, whose path has no part of that name. Only shapes are a reason to refuse it.
+pub fn other_base(adapter: &Path, model: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(adapter.join(ADAPTER_CONFIG_FILE)).ok()?;
+    let config: serde_json::Value = serde_json::from_str(&text).ok()?;
+    let base = config["base_model_name_or_path"].as_str().filter(|base| !base.is_empty())?;
+    let name = base.trim_end_matches('/').rsplit(['/', '\\']).next().unwrap_or(base).to_lowercase();
+    let name = name.split('@').next().unwrap_or_default();
+    let path = model.display().to_string();
+    (!path.to_lowercase().contains(name))
+        .then(|| format!("note: the adapter names {base} as its base, and the model is {path}"))
+}
+
 /// Returns the folder of a model, downloading its files if the name is an id of the Hub. The quickstart's base is found from any folder.
 ///
 /// # Errors
@@ -165,13 +177,31 @@ fn folder_of(model: &Path, need: Need, console: Console) -> Result<ModelFolder, 
     if model.is_dir() {
         return Ok(ModelFolder { folder: snapshot_of(&result_of(model))?, missing_bytes: 0 });
     }
-    let Some(id) = hub_id(model) else {
-        let help = "write the folder that holds config.json, the safetensors and tokenizer.json, or an id of the Hub such as \
-                    HuggingFaceTB/SmolLM2-135M; relative paths start at the folder you run from";
+    let id = if model.starts_with("~") { None } else { hub_id(model) };
+    let Some(id) = id else {
+        let help = match model.starts_with("~") {
+            true => "'~' stands for a folder in a shell alone: write the whole path",
+            false => {
+                "write the folder that holds config.json, the safetensors and tokenizer.json, or an id of the Hub such as \
+                 HuggingFaceTB/SmolLM2-135M; relative paths start at the folder you run from"
+            }
+        };
         let model = model.display().to_string();
         return Err(ConfigError::NoModel { what: "model", model, help: help.to_owned() }.into());
     };
-    Ok(client(console).model(&id, need)?)
+    let found = client(console).model(&id, need);
+    Ok(found.map_err(|error| match error {
+        HubError::NotCached { what, cache } => HubError::NotCached { what: nor_folder(&what), cache },
+        HubError::Unreachable { what, reason, cache } => {
+            HubError::Unreachable { what: nor_folder(&what), reason, cache }
+        }
+        error => error,
+    })?)
+}
+
+/// Returns the name of what could not be fetched, with what else it is not.
+fn nor_folder(what: &str) -> String {
+    format!("{what} (which is no folder here)")
 }
 
 /// Returns the folder of the adapter or the model that a run or one of its checkpoints saved in `folder`, else `folder` itself.
@@ -253,6 +283,11 @@ mod tests {
             message.contains("tokenizer.json is a Git LFS pointer") && message.contains("git lfs pull"),
             "{message}"
         );
+        let note = |model: &str| other_base(&run.join("adapter"), Path::new(model));
+        assert!(note("models/tiny").unwrap().contains("names owner/base as its base, and the model is models/tiny"));
+        assert_eq!([note("models/Base"), note("cache/models--owner--base/snapshots/a")], [None, None]);
+        let message = path_of(Path::new("~/tiny")).unwrap_err().to_string();
+        assert!(message.contains("'~' stands for a folder in a shell alone"), "{message}");
         let of_adapter = |path: &Path| adapter_folder(path, "--adapter", Need::Weights, Console::QUIET);
         assert_eq!(of_adapter(&run).unwrap(), run.join("adapter"));
         let message = of_adapter(Path::new("nope")).unwrap_err().to_string();

@@ -1,5 +1,5 @@
 //! Writes a recipe for a model and data: `firebrick new`. What can be found out is not asked: the form of the data, a chat template, the length of
-//! rows, the batch, and whether the base has to be in 4 bits to fit here.
+//! rows, the batch, the passes over the data, and whether the base has to be in 4 bits to fit here.
 //!
 //! Every guess is checked by a plan, so the recipe plans as it is written.
 //! Trade-off: the data is tokenized for each plan, two to five times, which a cache shortens for all but small data. Learning rate and rank are the
@@ -12,19 +12,13 @@ use firebrick_model::read_config;
 
 use crate::config::{RunConfig, to_name};
 use crate::error::RunError;
-use crate::plan::PlanRequest;
+use crate::plan::{PlanRequest, size};
 use crate::run::prepare::{Prepared, prepare_for};
 
 /// Tokens of the longest row that is proposed, and of the shortest where examples are shorter.
 const ROW_TOKENS: [usize; 2] = [2048, 256];
-/// Rows of the largest step that is proposed.
-const MAX_ROWS_PER_STEP: usize = 16;
 /// Rows of a micro-batch, if they fit.
 const MICRO_BATCH: usize = 4;
-/// Small data gets smaller steps, so that an epoch has about this many.
-const STEPS_PER_EPOCH: usize = 50;
-/// Fewer examples than this are all trained on.
-const FEWEST_TO_HOLD_OUT: usize = 100;
 /// Built-in chat templates, those for certain vocabularies first; the last needs only an end-of-text token.
 const TEMPLATES: [&str; 5] = ["chatml", "llama3", "gemma", "phi3", "zephyr"];
 
@@ -85,8 +79,8 @@ struct Draft<'a> {
     row_len: usize,
     /// Tokens of the longest example.
     longest: usize,
-    examples: usize,
-    rows_per_step: usize,
+    /// Rows of an epoch.
+    rows: usize,
     size: Size,
 }
 
@@ -101,8 +95,7 @@ impl<'a> Draft<'a> {
             template: None,
             row_len: ROW_TOKENS[0],
             longest: 0,
-            examples: 0,
-            rows_per_step: 1,
+            rows: 1,
             size: Size::Stored,
         };
         let config = draft.config()?;
@@ -117,15 +110,23 @@ impl<'a> Draft<'a> {
         Ok(draft)
     }
 
-    /// Chooses the length of rows and how many a step has, from data in rows of the longest length. Both answers of a pair share a row, so rows for
-    /// pairs stay long.
+    /// Chooses the length of rows, from data in rows of the longest length, and counts them. Both answers of a pair share a row, so rows for pairs
+    /// stay long.
     fn fit_rows(&mut self, data: &PackedDataset) {
-        let (report, tokens) = (data.report(), data.rows() * self.row_len);
-        (self.longest, self.examples) = (report.lengths.longest, report.documents);
+        let report = data.report();
+        (self.longest, self.rows) = (report.lengths.longest, data.rows());
         if self.format != RecordFormat::Preference {
-            self.row_len = self.longest.next_power_of_two().clamp(ROW_TOKENS[1].min(self.row_len), self.row_len);
+            let most = self.longest.next_power_of_two().clamp(ROW_TOKENS[1].min(self.row_len), self.row_len);
+            self.row_len = size::row_len(report.documents, report.tokens, self.longest, most);
+            self.rows = report.tokens.div_ceil(self.row_len);
         }
-        self.rows_per_step = (tokens / self.row_len / STEPS_PER_EPOCH).clamp(1, MAX_ROWS_PER_STEP);
+    }
+
+    /// Returns the rows of a micro-batch, and the micro-batches of a step.
+    fn rows_of_a_step(&self) -> (usize, usize) {
+        let rows = size::rows_per_step(self.rows, 1);
+        let micro_batch = if self.size == Size::OneRow { 1 } else { MICRO_BATCH.min(rows) };
+        (micro_batch, rows / micro_batch)
     }
 
     fn config(&self) -> Result<RunConfig, RunError> {
@@ -187,16 +188,22 @@ impl<'a> Draft<'a> {
         if let Some(template) = self.template {
             section += &line(&format!("chat_template = {}", quoted(template)), "built in: the tokenizer has none");
         }
-        if self.examples >= FEWEST_TO_HOLD_OUT {
-            section += &line("eval_fraction = 0.05", "examples that are not trained on, to evaluate on");
+        // The length of rows is found in all of the data.
+        if self.longest > 0 {
+            section += &line(
+                "eval_fraction = \"auto\"",
+                "a tenth is held out, at most 200 examples, and none of fewer than 20",
+            );
         }
         section
     }
 
     fn train_section(&self, is_pairs: bool) -> String {
-        let micro_batch = if self.size == Size::OneRow { 1 } else { MICRO_BATCH.min(self.rows_per_step) };
-        let accumulation = self.rows_per_step / micro_batch;
-        let rate = if is_pairs { "1e-5" } else { "2e-4" };
+        let (micro_batch, accumulation) = self.rows_of_a_step();
+        let (rate, epochs) = match is_pairs {
+            true => ("1e-5", 1.0),
+            false => ("2e-4", size::epochs(self.rows, micro_batch * accumulation)),
+        };
         "\n[train]\n".to_owned()
             + &line(&format!("micro_batch_size = {micro_batch}"), "rows that are on the device at the same time")
             + &line(
@@ -204,7 +211,10 @@ impl<'a> Draft<'a> {
                 &format!("a step has {micro_batch} x {accumulation} rows"),
             )
             + &line(&format!("learning_rate = {rate}"), "the usual one for adapters")
-            + &line("epochs = 1", "passes over the data")
+            + &line(
+                &format!("epochs = {epochs}"),
+                "passes over the data: several where it is small, for about 150 steps",
+            )
     }
 }
 
@@ -257,8 +267,7 @@ mod tests {
             template: Some("zephyr"),
             row_len: 512,
             longest: 300,
-            examples: 1000,
-            rows_per_step: 16,
+            rows: 3200,
             size,
         }
     }
@@ -273,7 +282,7 @@ mod tests {
                 assert_eq!(config.mode(), if size == Size::Stored { Mode::Lora } else { Mode::Qlora });
                 assert_eq!(config.preference.is_some(), format == RecordFormat::Preference);
                 assert_eq!(config.rows_per_step(1), 16, "{size:?}");
-                assert_eq!((config.name.as_str(), config.max_seq_len), ("new", 512));
+                assert_eq!((config.name.as_str(), config.max_seq_len()), ("new", 512));
                 assert!(draft.text().contains("the longest example has 300"), "{}", draft.text());
             }
         }

@@ -115,6 +115,19 @@ fn full(path: &Path, needed: u64, free: Option<Free>) -> String {
     format!("the disk that holds {} is full: {amounts}", path.display())
 }
 
+/// Returns whether this user may create something in a folder.
+#[cfg(unix)]
+pub fn may_write(folder: &Path) -> bool {
+    use rustix::fs::{Access, access};
+    access(folder, Access::WRITE_OK | Access::EXEC_OK).is_ok()
+}
+
+/// Returns whether this user may create something in a folder.
+#[cfg(not(unix))]
+pub fn may_write(folder: &Path) -> bool {
+    std::fs::metadata(folder).is_ok_and(|found| !found.permissions().readonly())
+}
+
 /// Formats a number of bytes: "512 bytes", "3.2 GB" (10^9 bytes).
 pub fn bytes_in_words(bytes: u64) -> String {
     let scaled = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];

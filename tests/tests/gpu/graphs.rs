@@ -1,6 +1,6 @@
 //! Steps whose launches are repeated as CUDA graphs, against the same steps launch by launch.
 //!
-//! Trade-off: sums of attention's backward in bf16 have no fixed order, so two runs are only nearly alike there.
+//! Trade-off: sums of attention's backward in bf16 have no fixed order by default, so two runs are only nearly alike there.
 
 use burn_tensor::DType;
 use firebrick_kernels::backends::Cuda;

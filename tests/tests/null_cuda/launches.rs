@@ -68,6 +68,9 @@ const PLAIN: Case = Case {
     shared_bytes: None,
 };
 
+/// Room to keep all weights.
+const EVERY_BYTE: u64 = 1 << 30;
+
 /// A name, and section `[lora]` in JSON.
 type Lora = (&'static str, &'static str);
 
@@ -88,10 +91,10 @@ const EXPERTS_DROPOUT: Lora =
 /// Adapters on the parameters of experts.
 const PARAMETERS: Lora = (
     "parameters",
-    r#"{"r": 8, "target": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}"#,
+    r#"{"r": 8, "target": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}"#,
 );
 /// Adapters on one of them.
-const PARAMETER: Lora = ("parameter", r#"{"r": 8, "target": [], "target_parameters": ["mlp.experts.gate_up_proj"]}"#);
+const PARAMETER: Lora = ("parameter", r#"{"r": 8, "target": [], "target_parameters": ["experts.gate_up_proj"]}"#);
 
 const ADAPTERS: [Lora; 18] = [
     R8,
@@ -143,7 +146,7 @@ fn cases_of_one_family() -> Vec<Case> {
                 }
             }
         }
-        for kept in [1 << 18, 1 << 30] {
+        for kept in [1 << 18, EVERY_BYTE] {
             cases.extend([R8, R64, DROPOUT].map(|lora| Case { lora, gemms, kept, ..PLAIN }));
         }
     }
@@ -192,9 +195,12 @@ fn cases_of_families() -> Vec<Case> {
     }
     cases.extend([R64, DROPOUT].map(|lora| Case { family: "tiny-llama-bias", lora, ..PLAIN }));
     for family in MIXTURES.into_iter().filter(is_repeatable) {
-        // The experts of gpt-oss are parameters alone.
-        let [experts, other] =
-            if family == "tiny-gpt-oss" { [PARAMETERS, PARAMETER] } else { [EXPERTS, EXPERTS_DROPOUT] };
+        // The experts of gpt-oss and of Gemma 4 are parameters alone.
+        let [experts, other] = if ["tiny-gpt-oss", "tiny-gemma4-moe"].contains(&family) {
+            [PARAMETERS, PARAMETER]
+        } else {
+            [EXPERTS, EXPERTS_DROPOUT]
+        };
         for (base, lora) in [(NF4, experts), (FROZEN, experts), (NF4, other), (NF4, R8), (TRAINED, NONE)] {
             cases.push(Case { family, base, lora, ..PLAIN });
         }
@@ -288,6 +294,7 @@ impl Case {
     fn name(&self) -> String {
         let base = match self.base {
             BaseStorage::Trained => "trained",
+            BaseStorage::TrainedBf16 => "trained bf16",
             BaseStorage::Frozen(Format::Quantized(format)) => format.name(),
             BaseStorage::Frozen(_) => "dense",
         };
@@ -318,6 +325,7 @@ impl Case {
             ("intermediate_size", json!(inner)),
             ("moe_intermediate_size", json!(inner)),
             ("head_dim", json!(hidden / 4)),
+            ("global_head_dim", json!(hidden / 2)),
             ("rope_scaling", Value::Null),
         ];
         for (key, value) in changes {
@@ -325,6 +333,8 @@ impl Case {
                 config[key] = value;
             }
         }
+        let of_layers = config.get_mut("per_layer_config").and_then(Value::as_object_mut);
+        of_layers.into_iter().flat_map(|layers| layers.values_mut()).for_each(|of| of["head_dim"] = json!(hidden / 2));
         ModelConfig::parse(&config.to_string(), &path).expect("only sizes changed")
     }
 
@@ -355,6 +365,7 @@ impl Case {
                 _ => FloatType::F32,
             },
             gemms: self.gemms,
+            gradients: FloatType::F32,
             shared_bytes,
             has_wgmma: env::var(CAPABILITY).is_ok_and(|capability| capability == "9.0"),
             kept_bytes: [0; 2],
@@ -372,6 +383,7 @@ impl Case {
             evaluation: EvaluationShape::default(),
             divided: DividedBytes::default(),
             pairs: None,
+            deterministic: false,
         };
         for route in planned_routes(spec, &training) {
             assert!(ran.contains(&route), "{}: planned {route}\nran {ran:#?}", self.name());
@@ -405,6 +417,7 @@ impl Case {
         text.record("two micro-batches", || _ = trainer.step(&[mixed.clone(), equal]).unwrap().read());
         text.record("a step", || _ = trainer.step(slice::from_ref(&mixed)).unwrap().read());
         let model = &trainer.model;
+        let spec = &model.config.spec;
         self.compare_with_plan(model, shared_bytes);
         let batch = upload(model, &mixed);
         text.record("evaluation", || _ = model.score(&batch, 20).loss_sum.into_data());
@@ -416,8 +429,19 @@ impl Case {
             sampler: Sampler::greedy(),
             limits: BatchLimits::NONE,
         };
-        let prompts = [(1..=12).collect(), (1..=8).collect()];
+        // More rows than the few-row kernels take where weights are kept.
+        let prompts: Vec<Vec<u32>> =
+            (1..=if self.kept > 0 { 18 } else { 2 }).map(|last| (1..=4 + last).collect()).collect();
+        let others = text.text.len();
         text.record("generation", || _ = model.generate(&prompts, &options).unwrap());
+        if self.kept == EVERY_BYTE && self.lora.0 == R8.0 && self.gemms == GemmFormat::Compute {
+            let groups: usize = (0..spec.layers.len()).map(|layer| spec.groups(layer).len()).sum();
+            assert_eq!(
+                text.text[others..].matches("write_adapters").count(),
+                groups,
+                "adapters are written once per text"
+            );
+        }
         limit_shared_memory(&device, None);
         Cuda::open(&device, &RunShape::default());
         text.text

@@ -19,7 +19,7 @@ use std::{env, fs};
 use burn_tensor::DType;
 use firebrick_kernels::backends::cuda::{RowScaling, scale_rows, use_graphs, watch_burn_operations};
 use firebrick_kernels::backends::{BackendKind, Cuda};
-use firebrick_kernels::{GemmFormat, Recompute, Session};
+use firebrick_kernels::{GemmFormat, Recompute, RunShape, Session};
 use firebrick_model::{BatchLimits, GenerateOptions, PassOptions, Sampler};
 use firebrick_tests::{FAMILIES, FROZEN, MIXTURES, NF4, TRAINED, load_in, packed, some_in_turn, trainer};
 use firebrick_trainer::run::step::Trainer;
@@ -32,7 +32,7 @@ const LAUNCHES: &str = "NULL_CUDA_LAUNCHES";
 /// Variable with the compute capability of the card that they report.
 const CAPABILITY: &str = "NULL_CUDA_CAPABILITY";
 /// The starts of the names of models that have layers with kernels and without: with a window at these widths, or with a beta above 1.
-const INTERRUPTED: [&str; 3] = ["tiny-gemma3", "tiny-olmo3", "tiny-olmo-hybrid"];
+const INTERRUPTED: [&str; 4] = ["tiny-gemma3", "tiny-gemma4", "tiny-olmo3", "tiny-olmo-hybrid"];
 /// Time after which the process counts as hanging; it needs some seconds.
 const LONGEST: Duration = Duration::from_secs(180);
 /// File names of the libraries: NVIDIA's for CUDA 13.
@@ -116,6 +116,12 @@ fn the_launches_of_every_group_are_as_recorded() {
     if env::var_os(COUNTS).is_none() {
         launches::compare();
     }
+}
+
+#[test]
+fn steps_in_a_fixed_order_repeat_and_only_documents_of_one_length_go_to_cudnn() {
+    let this = "steps_in_a_fixed_order_repeat_and_only_documents_of_one_length_go_to_cudnn";
+    over_null_cuda(this, &["9.0", "10.0"], &[COUNTS], steps_in_a_fixed_order);
 }
 
 /// Ada has another number of launches for the scales, and so has Blackwell, whose GEMMs are refused if descriptors do not fit.
@@ -224,6 +230,34 @@ fn texts_are_written_by_graphs() {
     let (fewer, more) = (write(20), write(40));
     let of_tokens = more.since(fewer);
     assert!(of_tokens.launches > 0 && 4 * of_tokens.submitted <= of_tokens.launches, "20 tokens more: {of_tokens:?}");
+}
+
+/// The card of capability 10.0 has no gradients of attention in a fixed order by cuDNN.
+fn steps_in_a_fixed_order() {
+    BackendKind::Cuda.probe().expect("the libraries are found");
+    let device = Default::default();
+    let step = |deterministic, lengths: [u32; 3]| {
+        Cuda::open(&device, &RunShape { deterministic, ..RunShape::default() });
+        let (adapter, pass) = (Some("tiny-llama-lora"), PassOptions::default());
+        let mut trainer = trainer::<Cuda>("tiny-llama", adapter, NF4, DType::BF16, GemmFormat::Compute, pass);
+        let documents: [Vec<u32>; 3] = lengths.map(|length| (1..=length).collect());
+        let batch = [packed(&documents.each_ref().map(Vec::as_slice))];
+        let mut counts = || {
+            trainer.step(&batch).expect("one rank reaches itself").read();
+            Counts::now()
+        };
+        let [_, second, third] = [counts(), counts(), counts()];
+        let Counts { launches, launched, gemms, attentions, .. } = third.since(second);
+        (launches, launched, gemms, attentions)
+    };
+    let (of_one_length, of_several) = ([48; 3], [39, 29, 61]);
+    let (first, second) = (step(true, of_one_length), step(true, of_one_length));
+    assert_eq!(first, second, "two trainers");
+    let (fixed, free) = (first.3, step(false, of_one_length).3);
+    let is_hopper = env::var(CAPABILITY).is_ok_and(|capability| capability == "9.0");
+    assert!(fixed > 0 && (fixed == free) == is_hopper, "{fixed} calls of cuDNN in a fixed order, {free} in any");
+    assert_eq!(step(true, of_several).3, 0);
+    Cuda::open(&device, &RunShape::default());
 }
 
 fn steps_in_8_bit_floats() {

@@ -33,11 +33,12 @@ const PAIRS: [(&str, &str, &[&str]); 4] = [
 ];
 
 /// Adapters of parameters of experts, each with its base.
-const PARAMETERS: [(&str, &str); 4] = [
+const PARAMETERS: [(&str, &str); 5] = [
     ("tiny-qwen3-moe-parameters", "tiny-qwen3-moe"),
     ("tiny-mixtral-parameters", "tiny-mixtral"),
     ("tiny-gpt-oss-parameters", "tiny-gpt-oss"),
     ("tiny-gpt-oss-parameters", "quant-mxfp4-gpt-oss"),
+    ("tiny-gemma4-moe-parameters", "tiny-gemma4-moe"),
 ];
 
 /// Returns settings of an adapter on these modules.

@@ -17,7 +17,7 @@ use firebrick_trainer::run::verify::{VerifyOptions, verify};
 use serde_json::Value;
 
 /// Adapters with more settings than a rank, each with its base.
-pub(crate) const ADAPTERS: [(&str, &str); 13] = [
+pub(crate) const ADAPTERS: [(&str, &str); 14] = [
     ("tiny-llama-rslora", "tiny-llama"),
     ("tiny-llama-tied-lora", "tiny-llama-tied"),
     ("tiny-llama-patterns", "tiny-llama"),
@@ -31,6 +31,7 @@ pub(crate) const ADAPTERS: [(&str, &str); 13] = [
     ("tiny-qwen3-moe-parameters", "tiny-qwen3-moe"),
     ("tiny-mixtral-parameters", "tiny-mixtral"),
     ("tiny-gpt-oss-parameters", "tiny-gpt-oss"),
+    ("tiny-gemma4-moe-parameters", "tiny-gemma4-moe"),
 ];
 
 /// Tokens per sequence of the golden batches, if the golden file does not say otherwise.

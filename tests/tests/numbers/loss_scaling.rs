@@ -10,7 +10,7 @@ use firebrick_data::Batch;
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{GradientMap, GradientSink, Kernels};
 use firebrick_model::{BaseStorage, Decoder, PassOptions};
-use firebrick_optim::{LossScaling, Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
+use firebrick_optim::{LossScaling, Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind, TrainedWeights};
 use firebrick_parallel::Ranks;
 use firebrick_precision::{FloatType, Format};
 use firebrick_tests::{
@@ -65,6 +65,7 @@ fn trainer<B: Kernels>(dtype: DType, storage: BaseStorage, scaling: Option<LossS
         beta2: 0.999,
         epsilon: 1e-6,
         weight_decay: 0.01,
+        weights: TrainedWeights::default(),
         max_grad_norm: Some(1.0),
     });
     let device = B::Device::default();

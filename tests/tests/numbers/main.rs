@@ -5,11 +5,13 @@
 
 mod adapter;
 mod backward;
+mod curve;
 mod division;
 mod documents;
 mod experts;
 mod formats;
 mod forward;
+mod gemma4;
 mod loss;
 mod loss_scaling;
 mod new_tokens;

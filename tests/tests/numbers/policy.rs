@@ -1,12 +1,12 @@
 //! GRPO against TRL: advantages, losses and derivatives of every loss type, level and scale from given log-probabilities; log-probabilities and
 //! LoRA gradients of a model, and whole steps, with completions packed into one row and into several micro-batches. And sampling against training:
-//! log-probabilities of both are the same, in every family.
+//! log-probabilities of both are the same in every family, and so are the experts of mixtures.
 
 use firebrick_data::{Batch, DocumentSet, Example, PackOptions, PackedDataset};
 use firebrick_kernels::{GradientMap, GradientSink, Kernels};
 use firebrick_model::{BatchLimits, Decoder, GenerateOptions, LossOptions, PassOptions, Sampler, Sampling};
 use firebrick_tests::{
-    FROZEN, Golden, every_next_token, families, host, host_gradients, in_turn, largest_difference, load,
+    FROZEN, Golden, MIXTURES, every_next_token, families, host, host_gradients, in_turn, largest_difference, load,
     on_every_backend, relative_difference, trainer_of, upload,
 };
 use firebrick_trainer::grpo::{
@@ -267,12 +267,15 @@ fn sampled_and_trained<B: Kernels>() {
     for family in families::<B>() {
         let golden = Golden::open(family);
         let ids = golden.ids("input_ids");
-        let trainer = trainer_of(load::<B>(family, Some(&format!("{family}-lora")), FROZEN), PassOptions::default());
+        let model = load::<B>(family, Some(&format!("{family}-lora")), FROZEN);
+        let mut trainer = trainer_of(model, PassOptions::default());
+        trainer.model.note_choices();
         let prompts: Vec<Vec<u32>> = [9, 2, 17, 17].map(|length| ids[..length].to_vec()).into();
         let completions = trainer.model.complete(&prompts, &options, 0).expect("the prompts are short");
         let sample = |(prompt, completion): (Vec<u32>, firebrick_model::Completion)| {
             assert!(completion.is_truncated && completion.tokens.len() == 5, "{family}");
-            Sample { prompt, tokens: completion.tokens, sampled: completion.log_probs, ..Sample::default() }
+            let firebrick_model::Completion { tokens, log_probs: sampled, experts, .. } = completion;
+            Sample { prompt, tokens, sampled, experts, ..Sample::default() }
         };
         let samples: Vec<Sample> = prompts.into_iter().zip(completions).map(sample).collect();
         let batches = micro_batches(&samples, 48, 1, true);
@@ -298,6 +301,12 @@ fn sampled_and_trained<B: Kernels>() {
         let expected: Vec<f32> = expected.collect();
         let found: Vec<f64> = found.into_iter().map(f64::from).collect();
         assert_close(family, &found, &expected, 1e-3);
+        if MIXTURES.contains(&family) {
+            let denominators = Denominators { tokens: 20, completions: 4 };
+            let step = PolicyStep { objective: PLAIN, temperature: TEMPERATURE, denominators };
+            let (_, sums) = trainer.policy_step(&samples, &batches, step).expect("tokens of the model");
+            assert_eq!(sums.routed, [20, 0], "{family}: tokens went to other experts than in sampling");
+        }
     }
 }
 

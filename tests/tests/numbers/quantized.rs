@@ -158,7 +158,7 @@ fn dequantized(name: &str) -> TempDir {
     let (temp, folder) = (tempdir().unwrap(), open(name));
     let infos = folder.names().map(|tensor| (tensor.to_owned(), folder.info(tensor).unwrap())).collect();
     let bytes = |tensor: &str| folder.read(tensor).map(|stored| stored.bytes);
-    write_safetensors(&temp.path().join("model.safetensors"), &infos, &BTreeMap::new(), bytes).unwrap();
+    write_safetensors(&temp.path().join("model.safetensors"), &infos, bytes).unwrap();
     let mut config = config(&fixture(name));
     config.as_object_mut().unwrap().remove("quantization_config");
     write(temp.path().join("config.json"), config.to_string()).unwrap();
@@ -301,7 +301,7 @@ fn modules_that_a_folder_leaves_unquantized_stay_so() {
     tensors.insert(name.to_owned(), source[name].clone());
     let infos = tensors.iter().map(|(name, (info, _))| (name.clone(), info.clone())).collect();
     let bytes = |name: &str| Ok(tensors[name].1.clone());
-    write_safetensors(&dir.join("model.safetensors"), &infos, &BTreeMap::new(), bytes).unwrap();
+    write_safetensors(&dir.join("model.safetensors"), &infos, bytes).unwrap();
 
     let batch = every_next_token(&Golden::open(BNB[0]).ids("input_ids"), TOKENS);
     let path = dir.display().to_string();

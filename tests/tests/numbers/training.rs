@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use firebrick_data::Batch;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::BaseStorage;
-use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
+use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind, TrainedWeights};
 use firebrick_parallel::Ranks;
 use firebrick_tests::{FROZEN, Golden, NF4, batch, every_next_token, host, load, relative_difference};
 use firebrick_trainer::run::step::{StepSettings, Trainer};
@@ -20,6 +20,7 @@ pub(crate) fn trainer(adapter: &str, storage: BaseStorage, epsilon: f64) -> Trai
             beta2: 0.999,
             epsilon,
             weight_decay: 0.01,
+            weights: TrainedWeights::default(),
             max_grad_norm: Some(1.0),
         }),
         schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, lowest: 0.0, warmup_steps: 0, total_steps: 3 },

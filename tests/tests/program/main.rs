@@ -1,4 +1,4 @@
-//! The program `firebrick` as users and launchers start it: installed, in a terminal, on several ranks, with a Hub, on a disk that becomes full.
+//! The program `firebrick` as users and launchers start it: installed, in a terminal, on several ranks, with a Hub, on disks that are full or slow.
 //!
 //! Trade-off: one binary for all that start processes, since each links every backend.
 #![cfg(all(unix, feature = "flex"))]
@@ -9,4 +9,5 @@ mod hub;
 mod installed;
 mod launchers;
 mod ranks;
+mod saving;
 mod terminal;

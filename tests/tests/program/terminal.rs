@@ -124,6 +124,71 @@ fn printed_commands_work_as_printed_and_a_signal_is_the_exit_status() {
     let generate = here.shell(printed(&output, "next:"));
     assert!(generate.status.success(), "{}", text(&generate.stderr));
     assert!(text(&generate.stdout).starts_with("what is \"$2\"?\n"), "{}", text(&generate.stdout));
+    for (command, part) in [(" chat ", ""), (" export --merge --gguf ", "for Ollama: ")] {
+        let next = output.split("next:").nth(1).unwrap().lines().find(|line| line.contains(command));
+        let shown =
+            here.shell(&format!("{} < /dev/null", next.unwrap_or_else(|| panic!("no {command:?} in {output}"))));
+        let said = text(&shown.stdout);
+        assert!(shown.status.success() && said.contains(part), "{said}{}", text(&shown.stderr));
+    }
+}
+
+#[test]
+fn a_plan_without_weights_ends_with_what_is_missing() {
+    let here = Workplace::new();
+    let bare = here.folder.join("bare");
+    fs::create_dir(&bare).unwrap();
+    for entry in fs::read_dir(fixtures().join("tiny-llama")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|end| end != "safetensors") {
+            fs::copy(&path, bare.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    let output = here.output(&["plan", "my recipe.yaml", "--set", "model=./bare"]);
+    let (plan, message) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(plan.contains("plan for my recipe"), "{plan}");
+    assert!(message.lines().last().unwrap().starts_with("error: a run will not start: "), "{message}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_of_runs_that_is_read_only_is_found_by_the_plan() {
+    use std::os::unix::fs::PermissionsExt;
+    let here = Workplace::new();
+    let kept = here.folder.join("kept");
+    fs::create_dir(&kept).unwrap();
+    fs::set_permissions(&kept, fs::Permissions::from_mode(0o555)).unwrap();
+    // The superuser may write everywhere.
+    if fs::write(kept.join("x"), "").is_ok() {
+        return;
+    }
+    let output = here.output(&["plan", "my recipe.yaml", "--set", "output_dir=kept/runs"]);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("cannot write the run folder kept/runs: permission denied"), "{message}");
+}
+
+#[test]
+fn words_of_other_programs_are_answered_with_status_2() {
+    let here = Workplace::new();
+    for (words, part) in [
+        (&["finetune", "x.toml"][..], "error: there is no command 'finetune': `firebrick train RECIPE`"),
+        (&["train", "my recipe.yaml", "--learning_rate", "1e-4"], "write --set train.learning_rate=1e-4"),
+    ] {
+        let output = here.output(words);
+        let message = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && message.contains(part), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+    for (words, part) in [
+        (&["plan", "my recipe.yaml", "train.steps=5"][..], "write --set train.steps=5"),
+        (&["plan", "my recipe.yaml", "--set", "train.steps", "5"], "write --set train.steps=5"),
+    ] {
+        let output = here.output(words);
+        let message = text(&output.stderr);
+        assert!(output.status.code() == Some(1) && message.contains(part), "{message}");
+    }
 }
 
 #[test]

@@ -213,7 +213,7 @@ fn records_without_loss_tokens_are_counted_and_refused_above_the_allowed_share()
     fs::write(&file, chats() + &fs::read_to_string(fixture("data/masked.jsonl")).unwrap()).unwrap();
     let path = format!("data.path='{}'", file.display());
     let notes = data_of(&[&path]).notes().join("\n");
-    assert!(notes.contains("1 records dropped, nothing to train; first") && notes.contains("rows.jsonl:"), "{notes}");
+    assert!(notes.contains("1 record dropped, nothing to train; first") && notes.contains("rows.jsonl:"), "{notes}");
     let message = refusal(recipe(output.path(), &[&path, "data.max_bad_share=0.0"]), NEW);
     assert!(
         message.contains("1 of 25 records (4.0 %) cannot be trained on") && message.contains("the limit is 0.0 %"),
@@ -243,6 +243,15 @@ fn keys_that_the_format_does_not_read_are_shown_before_a_run_and_by_inspect_and_
     with("images", json!(["a.jpg"]));
     let message = refusal(recipe(output.path(), &[&path]), NEW);
     assert!(message.contains("rows.jsonl:1: images is not empty, but images"), "{message}");
+}
+
+#[test]
+fn a_text_that_is_json_is_noted_with_how_to_read_its_records() {
+    let output = tempdir().unwrap();
+    let file = output.path().join("rows.txt");
+    fs::write(&file, chats()).unwrap();
+    let notes = data_of(&[&format!("data.path='{}'", file.display())]).notes().join("\n");
+    assert!(notes.contains("the text is JSON") && notes.contains("data.file_format = \"jsonl\""), "{notes}");
 }
 
 #[test]

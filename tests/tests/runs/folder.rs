@@ -86,6 +86,7 @@ fn summary_and_metrics_hold_the_promised_keys() {
             "loss_tokens",
             "tokens_per_s",
             "wall_s",
+            "waited_for_saves_s",
             "backend",
             "arithmetic",
             "weights"
@@ -111,7 +112,7 @@ fn summary_and_metrics_hold_the_promised_keys() {
         let (always, sampled) = found.split_at(expected.len());
         assert_eq!(always, expected);
         // Steps shorter than a sample have no usage; a processor has no throttling.
-        let usage = Gauge::ALL.map(Gauge::name);
+        let usage = Gauge::ALL.map(|(_, name)| name);
         assert!(sampled.iter().all(|key| usage.contains(key)), "{sampled:?}");
         assert!(line.as_object().unwrap().values().all(Value::is_number), "{line}");
     }

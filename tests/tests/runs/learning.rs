@@ -68,6 +68,9 @@ fn every_family_trains_from_the_same_recipe() {
                 "tiny-qwen2-moe" if mixture => {
                     &["lora.target=['q_proj', 'k_proj', 'v_proj', 'o_proj', 'shared_expert_gate']"]
                 }
+                "tiny-gemma4-moe" if mixture => {
+                    &["lora.target=['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']"]
+                }
                 "tiny-lfm2-moe" if mixture => &["lora.target=['q_proj', 'k_proj', 'v_proj', 'in_proj', 'out_proj']"],
                 "tiny-qwen3-5-moe" | "tiny-qwen3-next" | "tiny-qwen3-5-moe-vl" if mixture => {
                     &["lora.target='.*(self_attn.*|linear_attn.*|shared_expert_gate)'"]
@@ -121,20 +124,21 @@ fn adapters_of_parameters_of_experts_learn_resume_and_continue() {
 
 #[test]
 fn a_fully_trained_text_model_is_saved_with_its_tower_and_a_checkpoint_without() {
-    let output = tempdir().unwrap();
-    let base = fixture("tiny-mistral3");
-    let model = format!("model='{}'", base.display());
-    finish(recipe(output.path(), &["bnb_4bit=", "lora=", "mode=full", &model]), NEW);
-    let run = output.path().join("run");
-    let [before, after] = [&base, &run.join("model")].map(|folder| HfFolder::open(folder).unwrap());
-    assert!(before.other_parts().count() > 0);
-    assert_eq!(before.other_parts().collect::<Vec<_>>(), after.other_parts().collect::<Vec<_>>());
-    for name in before.other_parts() {
-        assert_eq!(before.read(name).unwrap(), after.read(name).unwrap(), "{name}");
+    for base in ["tiny-mistral3", "tiny-gemma4-vl", "tiny-gemma4-unified-vl"].map(fixture) {
+        let output = tempdir().unwrap();
+        let model = format!("model='{}'", base.display());
+        finish(recipe(output.path(), &["bnb_4bit=", "lora=", "mode=full", &model]), NEW);
+        let run = output.path().join("run");
+        let [before, after] = [&base, &run.join("model")].map(|folder| HfFolder::open(folder).unwrap());
+        assert!(before.other_parts().count() > 0);
+        assert_eq!(before.other_parts().collect::<Vec<_>>(), after.other_parts().collect::<Vec<_>>());
+        for name in before.other_parts() {
+            assert_eq!(before.read(name).unwrap(), after.read(name).unwrap(), "{name}");
+        }
+        let checkpoint = HfFolder::open(&checkpoint_folder(&run, 6).join("model")).unwrap();
+        assert_eq!((checkpoint.other_parts().count(), checkpoint.names().count()), (0, after.names().count()));
+        assert_eq!(read(base.join("config.json")).unwrap(), read(run.join("model/config.json")).unwrap());
     }
-    let checkpoint = HfFolder::open(&checkpoint_folder(&run, 6).join("model")).unwrap();
-    assert_eq!((checkpoint.other_parts().count(), checkpoint.names().count()), (0, after.names().count()));
-    assert_eq!(read(base.join("config.json")).unwrap(), read(run.join("model/config.json")).unwrap());
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod best;
 mod checkpoints;
 mod data;
 mod folder;
+mod guards;
 mod learning;
 mod mlflow;
 mod new_recipe;
@@ -18,5 +19,6 @@ mod results;
 mod resume;
 #[cfg(unix)]
 mod rewards;
+mod small_data;
 mod special_tokens;
 mod wandb;

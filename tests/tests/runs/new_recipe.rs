@@ -30,8 +30,12 @@ fn a_new_recipe_plans_for_each_family() {
     for family in FAMILIES {
         let (config, text) = recipe_for(&fixture(family), "chat-tiny.jsonl");
         assert!(text.starts_with("# LoRA of ") && text.contains("format = \"chat\""), "{text}");
-        assert!(config.max_seq_len <= 256 && config.data.chat_template.is_none(), "{text}");
-        assert!(!config.has_eval_data(), "two dozen examples are all trained on: {text}");
+        assert!(config.max_seq_len() <= 256 && config.data.chat_template.is_none(), "{text}");
+        assert!(config.has_eval_data() && text.contains("eval_fraction = \"auto\""), "{text}");
+        assert!(
+            config.train.epochs.is_some_and(|epochs| epochs > 1.0),
+            "two dozen examples are read several times: {text}"
+        );
     }
 }
 

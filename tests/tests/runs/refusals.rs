@@ -122,7 +122,7 @@ fn empty_dataset_is_refused() {
 fn record_without_loss_tokens_is_named_by_file_and_line() {
     assert_says(
         &refused(&[&data("masked.jsonl")]),
-        &["1 of 1 records", "masked.jsonl:1", "nothing to train", "the role \"assistant\"", "max_bad_share"],
+        &["1 of 1 record", "masked.jsonl:1", "nothing to train", "the role \"assistant\"", "max_bad_share"],
     );
 }
 
@@ -151,7 +151,7 @@ fn missing_dataset_is_named() {
 #[test]
 fn chats_need_a_chat_template() {
     let model = format!("model='{}'", fixture("tiny-llama-sharded").display());
-    assert_says(&refused(&[&model]), &["no chat template", "tokenizer_config.json", "instruction-tuned"]);
+    assert_says(&refused(&[&model]), &["no chat template", "data.chat_template = \""]);
 }
 
 #[test]

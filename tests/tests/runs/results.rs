@@ -197,7 +197,7 @@ fn merge_options(model: &Path, adapter: &Path, to: &Path) -> ExportOptions {
         adapter: Some(adapter.to_owned()),
         out: to.to_owned(),
         dtype: None,
-        base: MergeBase::Stored,
+        base: MergeBase(None),
     }
 }
 

@@ -13,11 +13,12 @@ use firebrick_trainer::console::Outcome;
 use firebrick_trainer::plan::PlanRequest;
 use firebrick_trainer::run::interrupt::Interrupt;
 use firebrick_trainer::run::prepare::prepare_for;
+use firebrick_trainer::state::resume_point::{ResumeFrom, ResumePoint};
 use serde_json::Value;
 use tempfile::tempdir;
 
 /// Changes of the recipe that give another kind of state to save. Rank 64 gives matrices of 4,096 elements, the minimum for 8-bit moments.
-const KINDS: [&[&str]; 13] = [
+const KINDS: [&[&str]; 15] = [
     &[],
     &["lora.r=64", "train.optimizer=adamw_8bit"],
     &["base=nvfp4"],
@@ -38,11 +39,15 @@ const KINDS: [&[&str]; 13] = [
     &["lora.init_lora_weights=pissa"],
     &["lora.init_lora_weights=pissa_niter_2", "bnb_4bit=", "lora.use_rslora=true", "lora.rank_pattern={down_proj=2}"],
     &["bnb_4bit=", "lora=", "mode=full", "data.new_tokens=['th', 'a ', 'in']"],
+    &["bnb_4bit=", "lora=", "mode=full", "train.weights=bfloat16_exact", "train.optimizer=adamw_8bit"],
+    &["bnb_4bit=", "lora=", "mode=full", "train.weights=bfloat16_stochastic", "train.gradients=bfloat16"],
 ];
 
-/// Builds a recipe with evaluations in between, which must not disturb the training.
+/// Builds a recipe with evaluations in between, which must not disturb the training, and a checkpoint of each step: steps go on while it is written,
+/// except where the run ends or is interrupted.
 fn evaluated(output: &Path, kind: &[&str]) -> RunConfig {
-    recipe(output, &[kind, &["train.steps=4", "eval.every_steps=2"]].concat())
+    let each_step = ["train.steps=4", "eval.every_steps=2", "checkpoint.every_steps=1", "checkpoint.keep=9"];
+    recipe(output, &[kind, &each_step].concat())
 }
 
 /// Reads weights, optimizer state and the final weights, which must not differ by a bit.
@@ -59,7 +64,7 @@ fn numbers(run: &Path) -> Vec<Value> {
         let line = line.as_object_mut().expect("each line is an object");
         let of_the_machine = ["tokens_per_s", "ms", "memory", "allocated", "throttle"];
         line.retain(|key, _| {
-            !of_the_machine.contains(&key.as_str()) && !Gauge::ALL.iter().any(|gauge| gauge.name() == key)
+            !of_the_machine.contains(&key.as_str()) && !Gauge::ALL.iter().any(|(_, name)| name == key)
         });
     }
     lines
@@ -71,9 +76,30 @@ fn run_interrupted_twice_equals_uninterrupted_run() {
 }
 
 #[test]
+fn run_that_is_to_repeat_is_the_same_as_any_other_on_a_cpu() {
+    let folders = [(); 2].map(|()| tempdir().unwrap());
+    for (folder, key) in folders.iter().zip(["train.deterministic=false", "train.deterministic=true"]) {
+        finish(recipe(folder.path(), &[key, "train.steps=2"]), NEW);
+    }
+    let [without, with] = folders.each_ref().map(|folder| tensors(&folder.path().join("run")));
+    assert!(!without.is_empty() && without == with);
+    let plan = fs::read_to_string(folders[1].path().join("run/plan.toml")).unwrap();
+    assert!(
+        plan.contains("[deterministic]\nvalue = true\nreason = \"the recipe: runs repeat on this backend anyway\""),
+        "{plan}"
+    );
+}
+
+#[test]
 fn run_of_a_checkpoint_with_a_vision_tower_or_in_fp8_resumes_like_any_other() {
     let full = ["bnb_4bit=", "lora=", "mode=full"];
-    for (checkpoint, kind) in [("tiny-gemma3-vl", &[][..]), ("tiny-gemma3-vl", &full), ("quant-fp8-ministral3", &[])] {
+    let cases = [
+        ("tiny-gemma3-vl", &[][..]),
+        ("tiny-gemma3-vl", &full),
+        ("tiny-gemma4-vl", &full),
+        ("quant-fp8-ministral3", &[]),
+    ];
+    for (checkpoint, kind) in cases {
         let model = format!("model='{}'", fixture(checkpoint).display());
         assert_interruptions_change_nothing(&[&[model.as_str()], kind].concat());
     }
@@ -108,7 +134,8 @@ fn assert_interruptions_change_nothing(kind: &[&str]) {
 
     let (whole, parts) = (whole.path().join("run"), parts.path().join("run"));
     let expected = tensors(&whole);
-    assert!(expected.keys().any(|path| path.ends_with("step-4/optimizer.safetensors")), "{kind:?}");
+    let saved = expected.keys().filter(|path| path.ends_with("optimizer.safetensors")).count();
+    assert_eq!(saved, 4, "{kind:?}");
     for (path, bytes) in expected {
         assert!(fs::read(parts.join(&path)).unwrap() == bytes, "{kind:?}: {} differs", path.display());
     }
@@ -142,6 +169,12 @@ fn killed_run_continues_from_its_newest_complete_checkpoint() {
     fs::rename(checkpoint_folder(&run, 6), run.join("checkpoints/step-6.tmp")).unwrap();
     fs::remove_dir_all(run.join("adapter")).unwrap();
     fs::remove_file(run.join("summary.json")).unwrap();
+    let point = ResumePoint::open(&ResumeFrom::Newest, output.path(), "run").unwrap();
+    let notes = point.notes.join("\n");
+    assert!(notes.contains("step-4/manifest.json` is missing"), "{notes}");
+    assert!(notes.contains("step-6.tmp was still being written when the run ended"), "{notes}");
+    assert_eq!((point.state.step, notes.matches("continues from").count()), (2, 2), "{notes}");
+    drop(point);
     finish(config, NEWEST);
     assert!(tensors(&run) == expected);
     assert_eq!(numbers(&run), expected_numbers);
@@ -260,8 +293,8 @@ fn resuming_another_run_is_refused_by_key_and_changes_nothing() {
         ("train.optimizer=adamw_8bit", "train.optimizer"),
         ("train.gradient_accumulation=3", "train.micro_batch_size x train.gradient_accumulation"),
         ("train.micro_batch_size=4", "train.micro_batch_size x train.gradient_accumulation"),
-        ("lora.r=8", "lora"),
-        ("lora.alpha=16", "lora"),
+        ("lora.r=8", "lora.r"),
+        ("lora.alpha=16", "lora.alpha"),
         ("bnb_4bit=", "base"),
         ("bnb_4bit.double_quant=false", "base"),
         ("base=nvfp4", "base"),

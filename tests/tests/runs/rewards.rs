@@ -12,8 +12,9 @@ use firebrick_tests::{
     NEW, NEWEST, checkpoint_folder, finish, fixture, metrics, recipe, refusal, snapshot, step_losses, train,
 };
 use firebrick_trainer::config::RunConfig;
-use firebrick_trainer::console::Outcome;
+use firebrick_trainer::console::{Console, Outcome};
 use firebrick_trainer::run::interrupt::Interrupt;
+use firebrick_trainer::run::replay;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
@@ -370,4 +371,18 @@ fn a_step_that_is_no_whole_groups_is_refused() {
         assert!(message.contains("each rank needs whole groups of grpo.num_generations = 8"), "{message}");
     }
     assert!(!output.path().join("run").exists(), "nothing was to be written");
+}
+
+#[test]
+fn completions_of_a_step_that_ends_its_run_are_learned_from_again() {
+    let output = tempdir().unwrap();
+    // Many usual steps are above such a limit.
+    let changes = ["train.steps=60", "train.spike_factor=1.0001", "train.max_skipped_steps=0", "eval.on_start=false"];
+    let config = rewarded(output.path(), &changes);
+    let found = ["all of its values are finite", "the gradient of"];
+    for message in
+        [refusal(config.clone(), NEW), replay(config, &output.path().join("run"), Console::QUIET).unwrap().concat()]
+    {
+        assert!(found.iter().all(|part| message.contains(part)), "{message}");
+    }
 }

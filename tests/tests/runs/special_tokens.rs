@@ -63,7 +63,7 @@ fn chosen_tokens_are_in_the_adapter_in_its_merge_and_in_a_gguf_file() {
         adapter: Some(adapter),
         out: merged.clone(),
         dtype: None,
-        base: MergeBase::Stored,
+        base: MergeBase(None),
     };
     export(&merge).unwrap();
     assert_saved(&merged);

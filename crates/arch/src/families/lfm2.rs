@@ -106,6 +106,7 @@ fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
             corrects: bool_or(json, "use_expert_bias", true)?,
             bias: false,
             groups: None,
+            scaled: false,
         },
         shared: None,
         names: ExpertNames::Lfm2,

@@ -40,7 +40,8 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         1 => Mixer::Attention(AttentionSpec { rope: Some(FULL), ..base.attention.clone() }),
         _ => Mixer::Attention(AttentionSpec { rope: Some(SLIDING), window: Some(window), ..base.attention.clone() }),
     };
-    let layer = |kind| LayerSpec { mixer: mixer(kind), mlp: mlp.clone(), norms: LayerNorms::PreAndPost };
+    let layer =
+        |kind| LayerSpec { mixer: mixer(kind), mlp: mlp.clone(), norms: LayerNorms::PreAndPost, has_scalar: false };
     let ropes = match json.get("rope_parameters") {
         Some(_) => ropes_by_layer_type(json, &base, [1e6, 1e4])?,
         None => {

@@ -7,6 +7,7 @@
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm;
 mod glm4;
 mod glm4_moe;
@@ -62,7 +63,7 @@ const fn family(architecture: &'static str, model_type: &'static str, read_spec:
 }
 
 /// Every family.
-pub const FAMILIES: [Family; 27] = [
+pub const FAMILIES: [Family; 29] = [
     family("GemmaForCausalLM", "gemma", gemma::spec),
     Family {
         special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
@@ -71,6 +72,14 @@ pub const FAMILIES: [Family; 27] = [
     Family {
         special_keys: &["final_logit_softcapping", "query_pre_attn_scalar"],
         ..family("Gemma3ForCausalLM", "gemma3_text", gemma3::spec)
+    },
+    Family {
+        special_keys: &["final_logit_softcapping", "use_bidirectional_attention", "num_experts"],
+        ..family("Gemma4ForCausalLM", "gemma4_text", gemma4::spec)
+    },
+    Family {
+        special_keys: &["final_logit_softcapping", "use_bidirectional_attention"],
+        ..family("Gemma4UnifiedForCausalLM", "gemma4_unified_text", gemma4::unified_spec)
     },
     Family { special_keys: &["partial_rotary_factor"], ..family("GlmForCausalLM", "glm", glm::spec) },
     Family { special_keys: &["partial_rotary_factor"], ..family("Glm4ForCausalLM", "glm4", glm4::spec) },
@@ -140,7 +149,7 @@ impl Family {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use serde_json::Value;
 
     use super::FAMILIES;
@@ -148,7 +157,7 @@ mod tests {
     use crate::config::tests::{family_json, parse};
 
     /// Reads a tiny model of a family with some keys replaced.
-    pub(super) fn read(model_type: &str, changes: Value) -> ModelConfig {
+    pub(crate) fn read(model_type: &str, changes: Value) -> ModelConfig {
         let family = FAMILIES.iter().find(|family| family.model_type == model_type).unwrap();
         let changes: Vec<_> = changes.as_object().unwrap().iter().map(|(key, value)| (&**key, value.clone())).collect();
         parse(&family_json(family.architecture, model_type, &changes)).unwrap()

@@ -7,10 +7,12 @@
 use super::FAMILIES;
 
 /// The `model_type` of each family, and its models.
-pub const PUBLISHED: [(&str, &str); 27] = [
+pub const PUBLISHED: [(&str, &str); 29] = [
     ("gemma", "Gemma 2B, 7B; CodeGemma 2B, 7B"),
     ("gemma2", "Gemma 2 2B, 9B, 27B"),
     ("gemma3_text", "Gemma 3 270M, 1B; Gemma 3 4B, 12B, 27B: text"),
+    ("gemma4_text", "Gemma 4 E2B, E4B, 26B-A4B, 31B: text"),
+    ("gemma4_unified_text", "Gemma 4 12B: text"),
     ("glm", "GLM-4 9B of 2024 (repositories in -hf)"),
     ("glm4", "GLM-4 and GLM-Z1 9B, 32B (0414)"),
     ("glm4_moe", "GLM-4.5 and 4.6 355B-A32B; GLM-4.5-Air 106B-A12B"),

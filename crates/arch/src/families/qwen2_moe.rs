@@ -29,7 +29,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 /// Reads the expert that every token goes through.
 fn shared_expert(json: &JsonObject) -> Result<SharedExpertSpec, ArchError> {
     let intermediate_size = size_or(json, "shared_expert_intermediate_size", 5632)?;
-    Ok(SharedExpertSpec { intermediate_size, gated: true })
+    Ok(SharedExpertSpec { intermediate_size, gated: true, normed: false })
 }
 
 /// Returns the window of each layer: by `layer_types`, or else of every second one from the first, below `max_window_layers`. Without

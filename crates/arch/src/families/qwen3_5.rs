@@ -45,7 +45,8 @@ pub(super) fn next_spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 /// Reads a mixture with a shared expert behind a gate; absent keys mean these experts, experts per token, and width.
 fn of_experts(json: &JsonObject, layers: usize, absent: [usize; 3], normalizes: bool) -> Result<MlpSpec, ArchError> {
     let intermediate_size = size_or(json, "shared_expert_intermediate_size", 512)?;
-    let mut mlp = mixture(json, layers, absent, Some(SharedExpertSpec { intermediate_size, gated: true }))?;
+    let shared = SharedExpertSpec { intermediate_size, gated: true, normed: false };
+    let mut mlp = mixture(json, layers, absent, Some(shared))?;
     if let MlpSpec::Experts { router, .. } = &mut mlp {
         *router = RouterSpec::softmax(normalizes);
     }

@@ -31,10 +31,9 @@ const DIFFERENCES: [(&str, &str); 16] = [
 
 /// Models that users train and that are not there yet, by the start of their `model_type`, and what they need. Of two starts that fit, the longer is
 /// first.
-const POSTPONED: [(&str, &str); 18] = [
+const POSTPONED: [(&str, &str); 17] = [
     ("qwen3_vl_moe", "experts with fused weights"),
     ("gemma3n", "per-layer embeddings and keys and values that layers share"),
-    ("gemma4", "heads of 512, partly rotated, and keys and values that layers share"),
     ("llama4", "attention in chunks and a shared expert"),
     ("muse_glimmer", "an output gate, norms without weights and a rope theta per layer"),
     ("glm4_moe_lite", "latent attention, a sigmoid router and shared experts"),

@@ -55,8 +55,13 @@ const fn wrapper(
 const MISTRAL3: Wrapper =
     wrapper("Mistral3ForConditionalGeneration", "mistral3", &[("mistral", "mistral"), ("ministral3", "ministral3")]);
 
+/// The text model of the Gemma 4 12B.
+const UNIFIED_TEXT: (&str, &str) = ("gemma4_unified_text", "gemma4_unified_text");
+/// What is left alone where it has no name of its own.
+const MORE_SENSES: &str = "part for images and sound";
+
 /// Every wrapper.
-pub const WRAPPERS: [Wrapper; 6] = [
+pub const WRAPPERS: [Wrapper; 8] = [
     Wrapper {
         defaults: &[
             ("vocab_size", 262_208),
@@ -67,6 +72,16 @@ pub const WRAPPERS: [Wrapper; 6] = [
         ],
         ties: true,
         ..wrapper("Gemma3ForConditionalGeneration", "gemma3", &[("gemma3_text", "gemma3_text")])
+    },
+    Wrapper {
+        other_part: MORE_SENSES,
+        ties: true,
+        ..wrapper("Gemma4ForConditionalGeneration", "gemma4", &[("gemma4_text", "gemma4_text")])
+    },
+    Wrapper {
+        other_part: MORE_SENSES,
+        ties: true,
+        ..wrapper("Gemma4UnifiedForConditionalGeneration", "gemma4_unified", &[UNIFIED_TEXT])
     },
     Wrapper { ties: true, ..MISTRAL3 },
     Wrapper {
@@ -221,6 +236,7 @@ mod tests {
         let keys = [Some(true), Some(false), None];
         for (name, absent, or_of_text) in [
             ("gemma3", true, false),
+            ("gemma4", true, false),
             ("mistral3", true, false),
             ("qwen2_5_vl", false, true),
             ("qwen3_vl", false, false),

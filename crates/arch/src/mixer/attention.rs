@@ -25,6 +25,8 @@ pub struct AttentionSpec {
     pub qk_norm: QkNorm,
     /// Whether each head's values are divided by their root mean square: an RMSNorm without a weight (Gemma 4).
     pub value_norm: bool,
+    /// Whether values are what `k_proj` computes, before norm and rotation: there is no `v_proj` (Gemma 4's `attention_k_eq_v`).
+    pub values_are_keys: bool,
     /// Whether a checkpoint stores the query, key and value projections as one module, `qkv_proj` (Phi-3). LoRA then has one pair for it.
     pub fused_qkv: bool,
     /// Whether the query, key and value projections have a bias.
@@ -105,6 +107,7 @@ impl AttentionSpec {
             rope: Some(0),
             qk_norm: QkNorm::None,
             value_norm: false,
+            values_are_keys: false,
             fused_qkv: false,
             qkv_bias: false,
             output_bias: false,
@@ -152,7 +155,8 @@ impl MixerSizes for AttentionSpec {
         let of_queries = if self.gate == OutputGate::PerValue { 2 * query } else { query };
         let mut qkv = vec![("self_attn.q_proj", of_queries)];
         if !self.reads_another() {
-            qkv.extend([("self_attn.k_proj", kv), ("self_attn.v_proj", kv)]);
+            qkv.push(("self_attn.k_proj", kv));
+            qkv.extend((!self.values_are_keys).then_some(("self_attn.v_proj", kv)));
         }
         qkv.extend((self.gate == OutputGate::PerHead).then_some(("self_attn.g_proj", self.heads)));
         let fused = self.fused_qkv.then_some("self_attn.qkv_proj");
@@ -163,13 +167,14 @@ impl MixerSizes for AttentionSpec {
         }
     }
 
-    /// Returns the norms of queries and keys, and the sinks.
+    /// Returns the norms of queries and of keys of its own, and the sinks.
     fn vectors(&self, at: LayerPath) -> Vec<TensorSpec> {
         let norms =
             self.qk_norm.widths(self).map(|[q, k]| [("self_attn.q_norm.weight", q), ("self_attn.k_norm.weight", k)]);
         let norm = |(path, width)| at.vector(path, width, Role::Norm);
         let sinks = self.sinks.then(|| at.vector("self_attn.sinks", self.heads, Role::Sinks));
-        norms.into_iter().flatten().map(norm).chain(sinks).collect()
+        let own = if self.reads_another() { 1 } else { 2 };
+        norms.into_iter().flatten().take(own).map(norm).chain(sinks).collect()
     }
 
     /// Counts the two GEMMs, which take `2 * keys * query_size` FLOPs per query. A causal query sees half of its document on average, and no more
@@ -179,19 +184,26 @@ impl MixerSizes for AttentionSpec {
     }
 
     fn values(&self) -> Vec<Value> {
-        let [query, kv] = [self.query_size(), self.kv_size()];
-        let is_published = matches!(self.keys_and_values, KeysAndValues::Published(_));
-        let key_value = if is_published { Value::part(kv).published() } else { Value::part(kv) };
-        let keys_and_values = if self.reads_another() { 0 } else { 2 };
-        // Heads are normalized where they are, in one buffer.
-        let mut before_norm = match self.qk_norm {
-            QkNorm::None => vec![],
-            QkNorm::PerHead => vec![query + kv],
-            QkNorm::WholeProjection => vec![query, kv],
-        };
-        before_norm.extend((self.value_norm && !self.reads_another()).then_some(kv));
+        let (query, kv) = (self.query_size(), if self.reads_another() { 0 } else { self.kv_size() });
         let mut values = vec![Value::part(query), Value::mixed(query), Value::statistics(self.heads)];
-        values.extend(vec![key_value; keys_and_values]);
+        if !self.reads_another() {
+            let key_value = match self.keys_and_values {
+                KeysAndValues::Published(_) => Value::part(kv).published(),
+                // The backward computes both again from what they are made of.
+                _ if self.values_are_keys => Value { saved_from: None, ..Value::part(kv) },
+                _ => Value::part(kv),
+            };
+            values.extend([key_value; 2]);
+            values.extend(self.values_are_keys.then_some(Value::part(kv)));
+        }
+        // Heads are normalized where they are, in one buffer, unless keys and values are made of one part.
+        let [keys, normed] = [!self.values_are_keys, !self.values_are_keys && self.value_norm];
+        let [keys, normed] = [keys, normed].map(|is_there| if is_there { kv } else { 0 });
+        let before_norm = match self.qk_norm {
+            QkNorm::None => vec![normed],
+            QkNorm::PerHead => vec![query + keys + normed],
+            QkNorm::WholeProjection => vec![query, keys, normed],
+        };
         let gated = |kind| Value::gated(kind, query);
         match self.gate {
             OutputGate::None => {}
@@ -205,7 +217,7 @@ impl MixerSizes for AttentionSpec {
                 values.extend([Value { passing: &[], ..Value::part(query) }, gated(ValueKind::Gated)]);
             }
         }
-        values.extend(before_norm.into_iter().map(Value::part_before_norm));
+        values.extend(before_norm.into_iter().filter(|width| *width > 0).map(Value::part_before_norm));
         values
     }
 

@@ -128,8 +128,13 @@ pub(super) fn lay_out(symbols: &Symbols, matmul: &Matmul, layout: Layout) -> Res
     })
 }
 
-/// Builds the constraints on algorithms: workspace, alignments, and the type of partial sums of a split reduction.
-pub(super) fn prefer(symbols: &Symbols, key: &Key, workspace: Workspace) -> Result<Object, CudaError> {
+/// Returns how partial sums of a split reduction may be stored and added. In bf16 they would lose the precision of accumulation in f32.
+fn reduction_schemes(output: ElementType, in_order: bool) -> u32 {
+    if output == ElementType::F32 && !in_order { symbols::REDUCTION_ANY } else { symbols::REDUCTION_IN_COMPUTE_TYPE }
+}
+
+/// Builds the constraints on algorithms: workspace, alignments, and partial sums of a split reduction.
+pub(super) fn prefer(symbols: &Symbols, key: &Key, workspace: Workspace, in_order: bool) -> Result<Object, CudaError> {
     let matmul = &key.matmul;
     let object = Object::new(symbols.preference_destroy, |handle| {
         // SAFETY: the pointer is valid for a write.
@@ -138,10 +143,7 @@ pub(super) fn prefer(symbols: &Symbols, key: &Key, workspace: Workspace) -> Resu
     })?;
     let set = |attribute, value: u32| object.set_preference(symbols, matmul, attribute, value);
     object.set_preference(symbols, matmul, preference::WORKSPACE_BYTES, workspace.bytes)?;
-    // Partial sums in bf16 would lose the precision of accumulation in f32.
-    let exact = matmul.output == ElementType::F32;
-    let schemes = if exact { symbols::REDUCTION_ANY } else { symbols::REDUCTION_IN_COMPUTE_TYPE };
-    set(preference::REDUCTION_SCHEMES, schemes)?;
+    set(preference::REDUCTION_SCHEMES, reduction_schemes(matmul.output, in_order))?;
     set(preference::ALIGNMENT_A, key.alignment.b.into())?;
     set(preference::ALIGNMENT_B, key.alignment.a.into())?;
     set(preference::ALIGNMENT_C, key.alignment.c.into())?;
@@ -252,6 +254,13 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_a_sum_are_added_to_an_output_only_in_f32_and_in_no_fixed_order() {
+        let (any, apart) = (symbols::REDUCTION_ANY, symbols::REDUCTION_IN_COMPUTE_TYPE);
+        assert_eq!([F32, Bf16].map(|output| reduction_schemes(output, false)), [any, apart]);
+        assert_eq!([F32, Bf16].map(|output| reduction_schemes(output, true)), [apart, apart]);
+    }
+
+    #[test]
     fn keys_differ_where_algorithms_may_differ() {
         let matmul = Matmul::dense([32, 16, 8], Bf16, [false, true], Bf16);
         let key = |matmul, address| Key { matmul, alignment: Alignment::of(&Pointers::new(address, 512, 512, 512)) };
@@ -282,7 +291,9 @@ mod tests {
             let key = Key { matmul, alignment };
             let mapped = ColumnMajor::of(&matmul);
             describe(symbols, &key, &mapped, workspace).expect("operation");
-            prefer(symbols, &key, workspace).expect("preference");
+            for in_order in [false, true] {
+                prefer(symbols, &key, workspace, in_order).expect("preference");
+            }
             for layout in [mapped.first, mapped.second, mapped.output] {
                 lay_out(symbols, &matmul, layout).expect("layout");
             }
@@ -294,7 +305,7 @@ mod tests {
         let Ok(symbols) = Symbols::load_alone() else { return };
         let matmul = Matmul::dense([3, 5, 7], F32, [false, false], F32);
         let key = Key { matmul, alignment: Alignment::BEST };
-        let object = prefer(symbols, &key, Workspace { address: 256, bytes: 0 }).expect("preference");
+        let object = prefer(symbols, &key, Workspace { address: 256, bytes: 0 }, false).expect("preference");
         let error = object.set_preference(symbols, &matmul, preference::WORKSPACE_BYTES, 1_u8).expect_err("8 bytes");
         assert!(error.to_string().contains("attribute 1 of f32 [3, 7]"), "{error}");
     }

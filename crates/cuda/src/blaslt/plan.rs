@@ -41,7 +41,8 @@ pub(super) struct Call {
 }
 
 impl Plan {
-    /// Describes the GEMM to the library and requests algorithms: returns at least one, in the library's order.
+    /// Describes the GEMM to the library and requests algorithms, of which `in_order` allows fewer ([`BlasLt::add_in_order`](crate::BlasLt::add_in_order)):
+    /// returns at least one, in the library's order.
     ///
     /// # Safety
     /// `handle` must be alive and its context current.
@@ -50,13 +51,14 @@ impl Plan {
         handle: Opaque,
         key: &Key,
         workspace: Workspace,
+        in_order: bool,
     ) -> Result<(Self, Vec<Algorithm>), CudaError> {
         let mapped = ColumnMajor::of(&key.matmul);
         let description = describe(symbols, key, &mapped, workspace)?;
         let first = lay_out(symbols, &key.matmul, mapped.first)?;
         let second = lay_out(symbols, &key.matmul, mapped.second)?;
         let output = lay_out(symbols, &key.matmul, mapped.output)?;
-        let preference = prefer(symbols, key, workspace)?;
+        let preference = prefer(symbols, key, workspace, in_order)?;
 
         let mut results = [HeuristicResult::EMPTY; CANDIDATES];
         let mut written: c_int = 0;

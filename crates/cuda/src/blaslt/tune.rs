@@ -41,7 +41,7 @@ const WORTH: f32 = 0.995;
 
 /// Source of the algorithms of large GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Measuring {
+pub enum Measuring {
     /// The library's first proposal.
     Off,
     /// The algorithm measured earlier on this machine, if there is one.

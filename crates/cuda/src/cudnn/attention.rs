@@ -8,7 +8,7 @@
 
 use super::graph::{Form, Four, Graph, Node, Overrides, Source};
 use super::limits::Version;
-use super::shape::{AttentionShape, Element, StatisticsLayout};
+use super::shape::{AttentionShape, Element};
 use super::sys::{Data, Pointwise, Symbols};
 use crate::error::CudaError;
 
@@ -70,23 +70,33 @@ impl Attention {
         }
     }
 
-    /// Returns the form of a buffer with `heads` adjacent heads per row and rows `row_stride` elements apart.
-    pub(super) fn rows(&mut self, name: &str, heads: i64, row_stride: usize) -> Result<Form, CudaError> {
+    /// Adds a buffer of dense rows of `heads` heads.
+    pub(super) fn buffer(&mut self, name: &str, heads: i64, source: Source) -> Result<Node, CudaError> {
+        let form = self.rows(name, heads)?;
+        self.graph.device(name, form, source)
+    }
+
+    /// Adds such a buffer, with tokens and the width of a head exchanged.
+    pub(super) fn transposed_buffer(&mut self, name: &str, heads: i64, source: Source) -> Result<Node, CudaError> {
+        let form = self.rows(name, heads)?.transposed();
+        self.graph.device(name, form, source)
+    }
+
+    fn rows(&mut self, name: &str, heads: i64) -> Result<Form, CudaError> {
         let Sizes { documents, length, width, .. } = self.sizes();
-        let strides = [length * row_stride as i64, width, row_stride as i64, 1];
-        let form = Form::new(self.element(), [documents, heads, length, width], strides);
-        Ok(form.ragged(self.offsets(name, row_stride)?))
+        let row = heads * width;
+        let form = Form::new(self.element(), [documents, heads, length, width], [length * row, width, row, 1]);
+        Ok(form.ragged(self.offsets(name, row as usize)?))
     }
 
     /// Returns the form of the softmax statistics.
     pub(super) fn statistics(&mut self) -> Result<Form, CudaError> {
-        let Sizes { documents, query_heads: heads, length, .. } = self.sizes();
-        let strides = match self.shape.statistics_layout() {
-            StatisticsLayout::DocumentsHeadsTokens => [heads * length, length, 1, 1],
-            StatisticsLayout::TokensHeads => [heads * length, 1, heads, 1],
-        };
-        let form = Form::new(Data::Float, [documents, heads, length, 1], strides);
-        Ok(form.ragged(self.offsets("statistics", self.shape.query_heads)?))
+        let (Sizes { query_heads: heads, length, .. }, form) = (self.sizes(), self.row_form());
+        if !self.shape.is_packed() {
+            return Ok(form);
+        }
+        let by_token = Form { strides: [heads * length, 1, heads, 1], ..form };
+        Ok(by_token.ragged(self.offsets("statistics", self.shape.query_heads)?))
     }
 
     fn offsets(&mut self, of: &str, row_stride: usize) -> Result<Option<Node>, CudaError> {

@@ -3,11 +3,13 @@
 //! Probabilities are recomputed from queries, keys and statistics. With `p` the probabilities and `g` the gradient of the output:
 //! `dv = p^T g`, `ds = p * (g v^T - rowsum(g * output))`, `dk = scale * ds^T q`, `dq = scale * ds k`. Row sums and an
 //! f32 accumulator of `dq`, to which blocks are added in any order, are in the workspace. With grouped heads, `dk` and `dv` of all query heads
-//! are computed first and then summed over each group.
+//! are computed first and then summed over each group. Where the order of sums is to be fixed (`AttentionShape::in_order`) there is no accumulator:
+//! cuDNN then takes kernels that keep `ds` in its workspace and multiply it with `k` afterwards, as for cudnn-frontend's deterministic algorithm before
+//! Blackwell.
 //!
-//! Trade-off: the accumulators make the workspace several times as large as the gradients.
+//! Trade-off: the accumulators make the workspace several times as large as the gradients; `ds` of long documents is larger still.
 
-use super::attention::{Attention, Side};
+use super::attention::{Attention, Side, Sizes};
 use super::graph::{Form, Graph, Node, Source};
 use super::limits::Version;
 use super::shape::AttentionShape;
@@ -59,35 +61,30 @@ pub(super) fn graph(symbols: Symbols, version: Version, shape: AttentionShape) -
     let row_sums = row_sums(&mut attention, &inputs, &mut workspace)?;
     let probabilities = probabilities(&mut attention, &inputs)?;
     let transposed = transpose_scores(&mut attention, "transposed probabilities", probabilities)?;
-    let value = KeySide { name: "value gradient", source: Source::ValueGradient, stride: shape.strides.value_gradient };
-    key_side(&mut attention, value, transposed, inputs.output_gradient, &mut workspace)?;
+    let (name, rows) = ("value gradient", inputs.output_gradient);
+    key_side(&mut attention, name, Source::ValueGradient, [transposed, rows], &mut workspace)?;
 
     let scores = score_gradient(&mut attention, &inputs, probabilities, row_sums)?;
     let transposed = transpose_scores(&mut attention, "transposed score gradient", scores)?;
-    let key = KeySide { name: "key gradient", source: Source::KeyGradient, stride: shape.strides.key_gradient };
-    key_side(&mut attention, key, transposed, inputs.query, &mut workspace)?;
+    let (name, rows) = ("key gradient", inputs.query);
+    key_side(&mut attention, name, Source::KeyGradient, [transposed, rows], &mut workspace)?;
     let accumulator = query_side(&mut attention, scores, inputs.key, &mut workspace)?;
 
     Ok(Backward {
         graph: attention.graph,
         workspace: workspace.0,
         lengths: lengths_at.map(|at| (at, shape.longest() as u32)),
-        cleared: version.needs_cleared_accumulator().then_some(accumulator),
+        cleared: accumulator.filter(|_| version.needs_cleared_accumulator()),
     })
 }
 
 fn inputs(attention: &mut Attention) -> Result<Inputs, CudaError> {
-    let (sizes, strides) = (attention.sizes(), attention.shape.strides);
-    let form = attention.rows("query", sizes.query_heads, strides.query)?;
-    let query = attention.graph.device("query", form, Source::Query)?;
-    let form = attention.rows("key", sizes.key_value_heads, strides.key)?.transposed();
-    let key = attention.graph.device("key", form, Source::Key)?;
-    let form = attention.rows("value", sizes.key_value_heads, strides.value)?.transposed();
-    let value = attention.graph.device("value", form, Source::Value)?;
-    let form = attention.rows("output", sizes.query_heads, strides.output)?;
-    let output = attention.graph.device("output", form, Source::Output)?;
-    let form = attention.rows("output gradient", sizes.query_heads, strides.output_gradient)?;
-    let output_gradient = attention.graph.device("output gradient", form, Source::OutputGradient)?;
+    let Sizes { query_heads, key_value_heads, .. } = attention.sizes();
+    let query = attention.buffer("query", query_heads, Source::Query)?;
+    let key = attention.transposed_buffer("key", key_value_heads, Source::Key)?;
+    let value = attention.transposed_buffer("value", key_value_heads, Source::Value)?;
+    let output = attention.buffer("output", query_heads, Source::Output)?;
+    let output_gradient = attention.buffer("output gradient", query_heads, Source::OutputGradient)?;
     let form = attention.statistics()?;
     let statistics = attention.graph.device("statistics", form, Source::Statistics)?;
     Ok(Inputs { query, key, value, output, output_gradient, statistics })
@@ -152,75 +149,68 @@ fn transpose_scores(attention: &mut Attention, name: &str, scores: Node) -> Resu
     attention.graph.view(name, scores, form)
 }
 
-/// The gradient of the keys or the values.
-struct KeySide {
-    name: &'static str,
-    source: Source,
-    stride: usize,
-}
-
-/// Computes `transposed . rows`, summed over each group of query heads.
+/// Computes the gradient of the keys or the values: `transposed . rows`, summed over each group of query heads.
 fn key_side(
     attention: &mut Attention,
-    into: KeySide,
-    transposed: Node,
-    rows: Node,
+    name: &str,
+    gradient: Source,
+    [transposed, rows]: [Node; 2],
     workspace: &mut Workspace,
 ) -> Result<(), CudaError> {
     let sizes = attention.sizes();
-    let form = attention.rows(into.name, sizes.key_value_heads, into.stride)?;
     let overrides = attention.overrides(Side::Key, Side::Width, Side::Query);
-    let gradient = attention.graph.device(into.name, form, into.source)?;
+    let gradient = attention.buffer(name, sizes.key_value_heads, gradient)?;
     if sizes.query_heads == sizes.key_value_heads {
-        return attention.graph.matmul(into.name, transposed, rows, gradient, overrides);
+        return attention.graph.matmul(name, transposed, rows, gradient, overrides);
     }
-    let all_heads = all_heads(attention, &into, form, workspace)?;
-    let name = format!("{} of all heads", into.name);
-    attention.graph.matmul(&name, transposed, rows, all_heads, overrides)?;
-    attention.graph.reduce(into.name, Reduction::Add, all_heads, gradient)
+    let name_of_all = format!("{name} of all heads");
+    let all_heads = all_heads(attention, &name_of_all, gradient, workspace)?;
+    attention.graph.matmul(&name_of_all, transposed, rows, all_heads, overrides)?;
+    attention.graph.reduce(name, Reduction::Add, all_heads, gradient)
 }
 
 /// Returns the gradients of all query heads. For packed documents there are two layouts: padded to the longest document, which cuDNN adds to its own
 /// workspace, or by token, in rows that are wider than those of the gradient by the size of a group. The smaller one is used.
 fn all_heads(
     attention: &mut Attention,
-    into: &KeySide,
-    gradient: Form,
+    name: &str,
+    gradient: Node,
     workspace: &mut Workspace,
 ) -> Result<Node, CudaError> {
-    let sizes = attention.sizes();
+    let (sizes, gradient) = (attention.sizes(), attention.graph.form(gradient));
     let group = sizes.query_heads / sizes.key_value_heads;
     let whole = [sizes.documents, sizes.query_heads, sizes.length, sizes.width];
-    let name = format!("{} of all heads", into.name);
     // Four bytes per element although elements have two: cudnn-frontend reserves as much.
-    let by_token = whole_tiles(&attention.shape) * into.stride * group as usize * size_of::<f32>();
+    let by_token = whole_tiles(&attention.shape) * attention.shape.key_width() * group as usize * size_of::<f32>();
     let padded = whole.iter().product::<i64>() as usize * size_of::<u16>();
     if accumulates_by_token(attention) && by_token <= padded {
         let [document, head, token, one] = gradient.strides;
         let form = Form::new(attention.element(), whole, [document * group, head, token * group, one]);
         let at = workspace.take(by_token);
-        return attention.graph.device(&name, form.ragged(gradient.ragged), Source::Workspace(at));
+        return attention.graph.device(name, form.ragged(gradient.ragged), Source::Workspace(at));
     }
     let strides = [whole[1] * whole[2] * whole[3], whole[2] * whole[3], whole[3], 1];
-    attention.graph.inner(&name, Form::new(attention.element(), whole, strides))
+    attention.graph.inner(name, Form::new(attention.element(), whole, strides))
 }
 
-/// Computes `scores . key`. Returns the byte offset and size of the accumulator.
+/// Computes `scores . key`. Returns the byte offset and size of the accumulator; `None` if sums have a fixed order.
 fn query_side(
     attention: &mut Attention,
     scores: Node,
     key: Node,
     workspace: &mut Workspace,
-) -> Result<(usize, usize), CudaError> {
-    let sizes = attention.sizes();
-    let stride = attention.shape.strides.query_gradient;
+) -> Result<Option<(usize, usize)>, CudaError> {
     let untransposed = Form { element: Data::Float, ..attention.graph.form(key).transposed() };
     let key = attention.graph.view("untransposed key", key, untransposed)?;
-    let form = attention.rows("query gradient", sizes.query_heads, stride)?;
     let overrides = attention.overrides(Side::Query, Side::Width, Side::Key);
-    let gradient = attention.graph.device("query gradient", form, Source::QueryGradient)?;
+    let gradient = attention.buffer("query gradient", attention.sizes().query_heads, Source::QueryGradient)?;
+    if attention.shape.in_order {
+        attention.graph.matmul("query gradient", scores, key, gradient, overrides)?;
+        return Ok(None);
+    }
+    let form = attention.graph.form(gradient);
     let (accumulator, count) = if accumulates_by_token(attention) {
-        (Form { element: Data::Float, ..form }, whole_tiles(&attention.shape) * stride)
+        (Form { element: Data::Float, ..form }, whole_tiles(&attention.shape) * attention.shape.query_width())
     } else {
         let [documents, heads, length, width] = form.sizes;
         let strides = [heads * length * width, length * width, width, 1];
@@ -232,7 +222,7 @@ fn query_side(
     let accumulator = attention.graph.device("accumulated query gradient", accumulator, Source::Workspace(at))?;
     attention.graph.matmul("accumulated query gradient", scores, key, accumulator, overrides)?;
     attention.graph.pointwise("query gradient", Pointwise::Identity, Data::Float, &[accumulator], gradient)?;
-    Ok((at, bytes))
+    Ok(Some((at, bytes)))
 }
 
 /// Returns whether accumulators of packed documents are laid out by token. This is known to be wrong for head widths

@@ -1,6 +1,6 @@
 //! The graph of the forward pass: scores, masks, softmax, values (FlashAttention-2, <https://arxiv.org/abs/2307.08691>).
 
-use super::attention::{Attention, Side};
+use super::attention::{Attention, Side, Sizes};
 use super::graph::{Graph, Node, Source};
 use super::limits::Version;
 use super::shape::AttentionShape;
@@ -11,17 +11,12 @@ use crate::error::CudaError;
 pub(super) fn graph(symbols: Symbols, version: Version, shape: AttentionShape) -> Result<Graph, CudaError> {
     let lengths = shape.is_packed().then_some(Source::Index(0));
     let mut attention = Attention::new(symbols, version, shape, lengths)?;
-    let sizes = attention.sizes();
-    let strides = shape.strides;
+    let Sizes { query_heads, key_value_heads, .. } = attention.sizes();
 
-    let form = attention.rows("query", sizes.query_heads, strides.query)?;
-    let query = attention.graph.device("query", form, Source::Query)?;
-    let form = attention.rows("key", sizes.key_value_heads, strides.key)?.transposed();
-    let key = attention.graph.device("key", form, Source::Key)?;
-    let form = attention.rows("value", sizes.key_value_heads, strides.value)?;
-    let value = attention.graph.device("value", form, Source::Value)?;
-    let form = attention.rows("output", sizes.query_heads, strides.output)?;
-    let output = attention.graph.device("output", form, Source::Output)?;
+    let query = attention.buffer("query", query_heads, Source::Query)?;
+    let key = attention.transposed_buffer("key", key_value_heads, Source::Key)?;
+    let value = attention.buffer("value", key_value_heads, Source::Value)?;
+    let output = attention.buffer("output", query_heads, Source::Output)?;
 
     let scores = attention.scaled_scores(query, key)?;
     let scores = attention.mask_future(scores)?;

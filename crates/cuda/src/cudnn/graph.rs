@@ -76,13 +76,6 @@ pub(super) struct Overrides {
     pub(super) inner: Option<Node>,
 }
 
-/// Where the values of a tensor of a graph are.
-enum TensorMemory {
-    Virtual,
-    Device,
-    Host,
-}
-
 /// The graph: operations in the order in which they were added.
 pub(super) struct Graph {
     symbols: Symbols,
@@ -112,26 +105,21 @@ impl Graph {
 
     /// Adds a tensor in device memory.
     pub(super) fn device(&mut self, name: &str, form: Form, source: Source) -> Result<Node, CudaError> {
-        self.tensor(name, form, TensorMemory::Device, Some(source))
+        self.tensor(name, form, Some(source))
     }
 
     /// Adds a tensor inside the kernel.
     pub(super) fn inner(&mut self, name: &str, form: Form) -> Result<Node, CudaError> {
-        self.tensor(name, form, TensorMemory::Virtual, None)
+        self.tensor(name, form, None)
     }
 
     /// Adds an f32 that is passed by value.
     pub(super) fn scalar(&mut self, name: &str, source: Source) -> Result<Node, CudaError> {
-        self.tensor(name, Form::new(Data::Float, [1; 4], [1; 4]), TensorMemory::Host, Some(source))
+        self.tensor(name, Form::new(Data::Float, [1; 4], [1; 4]), Some(source))
     }
 
-    fn tensor(
-        &mut self,
-        name: &str,
-        form: Form,
-        memory: TensorMemory,
-        source: Option<Source>,
-    ) -> Result<Node, CudaError> {
+    /// Adds a tensor that is inside the kernel if it has no source.
+    fn tensor(&mut self, name: &str, form: Form, source: Option<Source>) -> Result<Node, CudaError> {
         let node = Node(self.tensors.len());
         let number = node.0 as i64 + 1;
         let mut tensor = Descriptor::new(self.symbols, Kind::Tensor, format!("tensor {name} {form:?}"))?;
@@ -141,10 +129,10 @@ impl Graph {
             .integers(Attribute::TensorStrides, &form.strides)?
             .integers(Attribute::TensorUniqueId, &[number])?
             .integers(Attribute::TensorByteAlignment, &[ALIGNMENT as i64])?;
-        match memory {
-            TensorMemory::Virtual => _ = tensor.flag(Attribute::TensorIsVirtual)?,
-            TensorMemory::Host => _ = tensor.flag(Attribute::TensorIsByValue)?,
-            TensorMemory::Device => {}
+        match source {
+            None => _ = tensor.flag(Attribute::TensorIsVirtual)?,
+            Some(Source::Scale | Source::One | Source::Masked) => _ = tensor.flag(Attribute::TensorIsByValue)?,
+            Some(_) => {}
         }
         if let Some(offsets) = form.ragged {
             tensor.descriptor(Attribute::TensorRaggedOffset, &self.tensors[offsets.0].0)?;

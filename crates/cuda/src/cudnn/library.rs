@@ -26,7 +26,7 @@ use crate::stream::Stream;
 pub struct Cudnn {
     // Dropped before the handles that the plans refer to: fields are dropped in order.
     plans: Mutex<HashMap<Key, Entry>>,
-    maker: Arc<Maker>,
+    pub(super) maker: Arc<Maker>,
 }
 
 type Key = (Pass, AttentionShape);
@@ -41,9 +41,9 @@ enum Entry {
 }
 
 /// Builds plans, on any thread.
-struct Maker {
-    context: Context,
-    symbols: Symbols,
+pub(super) struct Maker {
+    pub(super) context: Context,
+    pub(super) symbols: Symbols,
     version: Version,
     /// Major compute capability.
     major: u32,
@@ -115,7 +115,7 @@ impl Cudnn {
     }
 
     /// Returns the plan that computes output and statistics of `shape`. The first call builds it, which takes up to a
-    /// few seconds. The strides of the gradients are ignored.
+    /// few seconds.
     ///
     /// # Errors
     /// [`CudaError::CudnnUnsupported`] if cuDNN does not support this shape, [`CudaError::AttentionShape`] if the shape is
@@ -136,19 +136,6 @@ impl Cudnn {
     fn lock_plans(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
         // A panic while the lock was held left the map usable: removed entries are built again.
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the handle that builds and runs the plans of a pass.
-    pub(super) fn lock_handle(&self, pass: Pass) -> MutexGuard<'_, Handle> {
-        self.maker.lock_handle(pass)
-    }
-
-    pub(super) fn context(&self) -> &Context {
-        &self.maker.context
-    }
-
-    pub(super) fn symbols(&self) -> Symbols {
-        self.maker.symbols
     }
 }
 
@@ -178,7 +165,8 @@ impl Maker {
         })
     }
 
-    fn lock_handle(&self, pass: Pass) -> MutexGuard<'_, Handle> {
+    /// Returns the handle that builds and runs the plans of a pass.
+    pub(super) fn lock_handle(&self, pass: Pass) -> MutexGuard<'_, Handle> {
         let handle = match pass {
             Pass::Forward => &self.forward,
             Pass::Backward => &self.backward,
@@ -245,7 +233,7 @@ impl Drop for Handle {
 
 #[cfg(test)]
 mod tests {
-    use super::super::shape::{Element, Layout, RowStrides};
+    use super::super::shape::{Element, Layout};
     use super::*;
 
     /// Needs a driver and the libraries; returns early without them.
@@ -260,10 +248,9 @@ mod tests {
 
     fn key() -> Key {
         let layout = Layout::Uniform { documents: 1, length: 64 };
-        let strides = RowStrides::contiguous(2, 1, 64);
         let element = Element::Bf16;
         let (query_heads, key_value_heads, head_dim) = (2, 1, 64);
-        let shape = AttentionShape { element, layout, query_heads, key_value_heads, head_dim, strides };
+        let shape = AttentionShape { element, layout, query_heads, key_value_heads, head_dim, in_order: false };
         (Pass::Forward, shape)
     }
 

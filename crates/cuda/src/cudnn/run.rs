@@ -25,7 +25,8 @@ pub struct ForwardPointers {
     pub value: CUdeviceptr,
     /// `[tokens, query_heads, head_dim]`, written.
     pub output: CUdeviceptr,
-    /// `tokens * query_heads` f32 values in the order of [`super::AttentionShape::statistics_layout`], written.
+    /// The natural logarithm of the sum of exponentials of each query's scaled, masked scores (log-sum-exp): `tokens * query_heads` f32 values in the
+    /// order that [`super::AttentionShape::is_packed`] names, written. Rows after the last packed document are not.
     pub statistics: CUdeviceptr,
     /// The index of packed documents ([`super::AttentionShape::packed_index_len`]), read; ignored for uniform documents.
     pub index: CUdeviceptr,
@@ -71,7 +72,7 @@ impl Cudnn {
     /// [`CudaError::DifferentDevices`], [`CudaError::AttentionShape`] for a misaligned pointer, or errors of cuDNN or the driver.
     ///
     /// # Safety
-    /// Each pointer must refer to device memory of this context with `tokens` rows and the row strides of the plan's shape. Outputs must not overlap
+    /// Each pointer must refer to device memory of this context with `tokens` dense rows of the plan's shape. Outputs must not overlap
     /// anything else. All of it must stay allocated until the stream has done the work. The index must come from this plan's shape.
     ///
     /// # Panics
@@ -112,11 +113,11 @@ impl Cudnn {
         pointers: &ForwardPointers,
         gradient: impl Fn(Source) -> Option<CUdeviceptr>,
     ) -> Result<(), CudaError> {
-        same_device("cudnnBackendExecute", self.context(), stream.context())?;
+        same_device("cudnnBackendExecute", &self.maker.context, stream.context())?;
         let scalars = Scalars { scale: pointers.scale, one: 1.0, masked: plan.masked };
         let pack = pack(self, plan, pointers, &scalars, gradient)?;
-        let handle = self.lock_handle(plan.pass);
-        self.context().with_current(|| {
+        let handle = self.maker.lock_handle(plan.pass);
+        self.maker.context.with_current(|| {
             handle.set_stream(stream)?;
             // SAFETY: the workspace has the plan's bytes, as the caller promised.
             unsafe { self.prepare(stream, plan, pointers.workspace)? };
@@ -131,7 +132,7 @@ impl Cudnn {
     /// # Safety
     /// `workspace` must have the plan's bytes, and the context must be current.
     unsafe fn prepare(&self, stream: &Stream, plan: &Plan, workspace: CUdeviceptr) -> Result<(), CudaError> {
-        let driver = self.context().driver();
+        let driver = self.maker.context.driver();
         if let Some((at, length)) = plan.lengths {
             let (to, count) = (workspace + at as u64, plan.shape.documents());
             // SAFETY: this part of the workspace holds a 32-bit integer for each document.
@@ -161,7 +162,7 @@ fn pack(
         data.push(address(source, pointers, scalars, &gradient)?);
     }
     let workspace = pointers.workspace + plan.own_workspace as u64;
-    let mut pack = Descriptor::new(cudnn.symbols(), Kind::VariantPack, "the variant pack")?;
+    let mut pack = Descriptor::new(cudnn.maker.symbols, Kind::VariantPack, "the variant pack")?;
     pack.integers(Attribute::VariantPackUniqueIds, &numbers)?
         .pointers(Attribute::VariantPackDataPointers, &data)?
         .pointers(Attribute::VariantPackWorkspace, &[workspace as Raw])?;

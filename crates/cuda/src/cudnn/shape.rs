@@ -33,39 +33,8 @@ pub enum Layout {
     },
 }
 
-/// Distance in elements between the rows of adjacent tokens, for each buffer. Within a row, heads are adjacent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RowStrides {
-    /// Of the queries, `[tokens, query_heads, head_dim]`.
-    pub query: usize,
-    /// Of the keys, `[tokens, key_value_heads, head_dim]`.
-    pub key: usize,
-    /// Of the values, `[tokens, key_value_heads, head_dim]`.
-    pub value: usize,
-    /// Of the output, `[tokens, query_heads, head_dim]`.
-    pub output: usize,
-    /// Stride of the output's gradient.
-    pub output_gradient: usize,
-    /// Stride of the queries' gradient.
-    pub query_gradient: usize,
-    /// Stride of the keys' gradient. With grouped heads and packed documents, the workspace grows with this stride, so a separate buffer is best.
-    pub key_gradient: usize,
-    /// Stride of the values' gradient; a separate buffer is best, as for the keys'.
-    pub value_gradient: usize,
-}
-
-/// The order of the softmax statistics (log-sum-exp) in memory, without gaps, as f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StatisticsLayout {
-    /// `[documents, query_heads, length]`, for uniform documents: element
-    /// `(document * query_heads + head) * length + position`. The statistics of a range of documents are contiguous.
-    DocumentsHeadsTokens,
-    /// `[tokens, query_heads]`, for packed documents: element `token * query_heads + head`, where `token` counts over all
-    /// documents. Rows after the last document are not written.
-    TokensHeads,
-}
-
-/// The properties of an attention call on which a plan depends. Each call gives its own scale and pointers.
+/// The properties of an attention call on which a plan depends. Each call gives its own scale and pointers. Rows of all buffers are dense: with others,
+/// gradients of packed documents were wrong in cuDNN 9.14 and 9.19.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
     /// Element type.
@@ -78,8 +47,10 @@ pub struct AttentionShape {
     pub key_value_heads: usize,
     /// Width of a head; a multiple of 8.
     pub head_dim: usize,
-    /// Row strides, each a multiple of 8.
-    pub strides: RowStrides,
+    /// Whether gradients are added in a fixed order, so that a call repeats bit by bit. Then there is no accumulator to which blocks add as they end;
+    /// instead the gradients of all scores are in cuDNN's workspace: documents x query heads x length² values of the element type. The forward
+    /// pass always repeats.
+    pub in_order: bool,
 }
 
 /// Forward or backward pass.
@@ -87,37 +58,6 @@ pub struct AttentionShape {
 pub(super) enum Pass {
     Forward,
     Backward,
-}
-
-impl RowStrides {
-    /// Returns strides for buffers of adjacent rows.
-    pub fn contiguous(query_heads: usize, key_value_heads: usize, head_dim: usize) -> Self {
-        let (query, key) = (query_heads * head_dim, key_value_heads * head_dim);
-        Self {
-            query,
-            key,
-            value: key,
-            output: query,
-            output_gradient: query,
-            query_gradient: query,
-            key_gradient: key,
-            value_gradient: key,
-        }
-    }
-
-    /// Returns all strides with the name of their buffer and whether it has query heads. Those of the forward pass are first.
-    fn all(&self) -> [(&'static str, usize, bool); 8] {
-        [
-            ("query", self.query, true),
-            ("key", self.key, false),
-            ("value", self.value, false),
-            ("output", self.output, true),
-            ("output gradient", self.output_gradient, true),
-            ("query gradient", self.query_gradient, true),
-            ("key gradient", self.key_gradient, false),
-            ("value gradient", self.value_gradient, false),
-        ]
-    }
 }
 
 /// Each part of the index starts at a multiple of this many 32-bit integers, that is, 16 bytes.
@@ -147,17 +87,18 @@ impl AttentionShape {
         }
     }
 
-    /// Returns the order of the softmax statistics, of which there is one for each query head and token: the natural logarithm of the sum of
-    /// exponentials of its scaled, masked scores (log-sum-exp), which the forward pass writes and the backward pass reads. Other
-    /// kernels may use other orders, so keep the order with the statistics.
-    pub fn statistics_layout(&self) -> StatisticsLayout {
-        match self.layout {
-            Layout::Uniform { .. } => StatisticsLayout::DocumentsHeadsTokens,
-            Layout::Packed { .. } => StatisticsLayout::TokensHeads,
-        }
+    /// Returns the elements of a row of queries, of the output, and of their gradients.
+    pub(super) fn query_width(&self) -> usize {
+        self.query_heads * self.head_dim
     }
 
-    /// Returns whether calls need an index.
+    /// Returns the elements of a row of keys, of values, and of their gradients.
+    pub(super) fn key_width(&self) -> usize {
+        self.key_value_heads * self.head_dim
+    }
+
+    /// Returns whether calls need an index. The softmax statistics are then `[tokens, query_heads]`, of all documents one after the other, else
+    /// `[documents, query_heads, length]`. Other kernels may use other orders, so keep the order with the statistics.
     pub fn is_packed(&self) -> bool {
         matches!(self.layout, Layout::Packed { .. })
     }
@@ -182,11 +123,10 @@ impl AttentionShape {
     }
 
     /// Returns the distinct row strides, in the order of their parts in the index. The first is that of the statistics.
-    /// For each stride, the index contains the first token of every document, and the end, times the stride. The
-    /// strides of the forward pass precede the others, so that both passes share an index.
+    /// For each stride, the index contains the first token of every document, and the end, times the stride.
     pub fn index_strides(&self) -> Vec<usize> {
         let mut strides = vec![self.query_heads];
-        for (_, stride, _) in self.strides.all() {
+        for stride in [self.query_width(), self.key_width()] {
             if !strides.contains(&stride) {
                 strides.push(stride);
             }
@@ -203,13 +143,8 @@ impl AttentionShape {
     }
 
     /// Returns the part of the shape on which the forward plan depends.
-    pub(super) fn without_gradients(mut self) -> Self {
-        let query = self.strides.query;
-        self.strides.output_gradient = query;
-        self.strides.query_gradient = query;
-        self.strides.key_gradient = self.strides.key;
-        self.strides.value_gradient = self.strides.value;
-        self
+    pub(super) fn without_gradients(self) -> Self {
+        Self { in_order: false, ..self }
     }
 
     /// Rejects shapes that are invalid for every version of cuDNN.
@@ -224,14 +159,7 @@ impl AttentionShape {
         if width == 0 || !width.is_multiple_of(8) {
             return Err(refused(format!("a head is {width} wide, expected a multiple of 8")));
         }
-        for (name, stride, of_queries) in self.strides.all() {
-            let row = if of_queries { queries } else { keys } * width;
-            if stride < row || !stride.is_multiple_of(8) {
-                let needed = format!("at least {row} and a multiple of 8");
-                return Err(refused(format!("the row stride of the {name} is {stride}, expected {needed}")));
-            }
-        }
-        let widest = self.strides.all().iter().map(|&(_, stride, _)| stride).max().unwrap_or(0);
+        let widest = self.query_width();
         if self.is_packed() && self.tokens() * widest > i32::MAX as usize {
             let what = format!("{} tokens in rows of {widest} elements", self.tokens());
             return Err(refused(format!("{what} exceed the 32-bit offsets of packed documents")));
@@ -241,8 +169,9 @@ impl AttentionShape {
 
     /// Describes the call, for errors.
     pub(super) fn describe(&self, pass: Pass) -> String {
-        let Self { element, layout, query_heads, key_value_heads, head_dim, .. } = self;
-        format!("{pass:?} {element:?} {query_heads}/{key_value_heads} heads of {head_dim}, {layout:?}")
+        let Self { element, layout, query_heads, key_value_heads, head_dim, in_order } = self;
+        let order = if *in_order { ", in a fixed order" } else { "" };
+        format!("{pass:?} {element:?} {query_heads}/{key_value_heads} heads of {head_dim}, {layout:?}{order}")
     }
 }
 
@@ -255,44 +184,31 @@ mod tests {
     use super::*;
 
     fn packed(documents: usize, longest: usize, tokens: usize) -> AttentionShape {
-        let mut strides = RowStrides::contiguous(4, 2, 8);
-        (strides.query, strides.key, strides.value) = (64, 64, 64);
         let layout = Layout::Packed { documents, longest, tokens };
         let (query_heads, key_value_heads, head_dim) = (4, 2, 8);
-        AttentionShape { element: Element::Bf16, layout, query_heads, key_value_heads, head_dim, strides }
+        AttentionShape { element: Element::Bf16, layout, query_heads, key_value_heads, head_dim, in_order: false }
     }
 
     #[test]
-    fn both_passes_find_their_offsets_at_the_same_places() {
-        let shape = packed(5, 8, 16);
-        let forward = shape.without_gradients();
-        for stride in [4, 64, 32] {
-            assert_eq!(shape.offsets_at(stride), forward.offsets_at(stride));
-        }
+    fn offsets_are_listed_once_for_each_width_of_rows() {
+        let grouped = packed(5, 8, 16);
+        assert_eq!(grouped.index_strides(), [4, 32, 16]);
+        assert_eq!([4, 32, 16].map(|stride| grouped.offsets_at(stride)), [32, 64, 96]);
+        assert_eq!(AttentionShape { key_value_heads: 4, ..grouped }.index_strides(), [4, 32]);
     }
 
     #[test]
     fn impossible_shapes_are_refused_by_name() {
         let good = packed(2, 8, 10);
         good.check().expect("good");
-        let mut narrow = good;
-        narrow.strides.key_gradient = 8;
         let mut heads = good;
         heads.key_value_heads = 3;
         let mut odd = good;
         odd.head_dim = 12;
         let huge = packed(2, 8, 1 << 26);
-        for (shape, part) in [(narrow, "key gradient"), (heads, "multiple of 3"), (odd, "12 wide"), (huge, "32-bit")] {
+        for (shape, part) in [(heads, "multiple of 3"), (odd, "12 wide"), (huge, "32-bit")] {
             let message = shape.check().expect_err(part).to_string();
             assert!(message.contains(part), "{part} is missing in: {message}");
         }
-    }
-
-    #[test]
-    fn the_layout_decides_the_order_of_statistics() {
-        let shape = packed(2, 8, 10);
-        assert_eq!(shape.statistics_layout(), StatisticsLayout::TokensHeads);
-        let uniform = AttentionShape { layout: Layout::Uniform { documents: 2, length: 5 }, ..shape };
-        assert_eq!(uniform.statistics_layout(), StatisticsLayout::DocumentsHeadsTokens);
     }
 }

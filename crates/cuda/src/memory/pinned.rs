@@ -97,11 +97,6 @@ impl PinnedBuffer {
         Ok(Self { context: context.clone(), address, bytes, pages: Some(pages) })
     }
 
-    /// Returns the requested number of bytes.
-    pub fn len_bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// Returns the address of the first byte, for copies that outlive this borrow.
     pub(crate) fn address(&self) -> *mut u8 {
         self.address.as_ptr()

@@ -13,7 +13,6 @@ use bytemuck::NoUninit;
 use super::signature::Kind;
 #[cfg(debug_assertions)]
 use super::signature::Parameter;
-use crate::pointer::DevicePointer;
 
 /// Values are stored in words of this size, the maximum alignment of a kernel parameter.
 type Word = MaybeUninit<u128>;
@@ -98,18 +97,18 @@ impl Arguments {
     /// Adds an address, at which the kernel uses at least one byte if it is not null.
     #[inline(always)]
     #[must_use]
-    pub fn pointer<T>(self, pointer: DevicePointer<T>) -> Self {
-        self.block(pointer, 1)
+    pub fn address(self, address: u64) -> Self {
+        self.block(address, 1)
     }
 
     /// Adds an address at which the kernel uses this many bytes.
     #[inline(always)]
     #[must_use]
     #[cfg_attr(not(debug_assertions), allow(unused_mut, unused_variables, reason = "only debug builds remember them"))]
-    pub fn block<T>(mut self, pointer: DevicePointer<T>, bytes: usize) -> Self {
+    pub fn block(mut self, address: u64, bytes: usize) -> Self {
         #[cfg(debug_assertions)]
-        self.blocks.push([pointer.address(), bytes as u64]);
-        self.add(Kind::Pointer, &pointer.address())
+        self.blocks.push([address, bytes as u64]);
+        self.add(Kind::Pointer, &address)
     }
 
     /// Returns, in debug builds, address and bytes of each address argument.
@@ -250,9 +249,8 @@ mod tests {
 
     #[test]
     fn every_argument_has_its_value_and_size() {
-        let pointer = DevicePointer::<f32>::from_address(0x1234_5678_9abc);
         let pair = Pair { small: [7; 8], large: 0.5 };
-        let arguments = Arguments::new().pointer(pointer).i32(-1).i64(-2).u32(3).u64(4).f32(1.5).value(&pair);
+        let arguments = Arguments::new().address(0x1234_5678_9abc).i32(-1).i64(-2).u32(3).u64(4).f32(1.5).value(&pair);
         assert_eq!(arguments.sizes(), [8, 4, 8, 4, 8, 4, 16]);
         assert!(arguments.have_sizes(&[8, 4, 8, 4, 8, 4, 16]));
         assert!(!arguments.have_sizes(&[8, 4, 8, 4, 8, 4]), "one too many");
@@ -269,7 +267,7 @@ mod tests {
     fn arguments_that_differ_from_parameters_are_refused() {
         let declared = |name: &str, kind| Parameter { name: name.to_owned(), kind };
         let declared = [declared("x", Kind::Pointer), declared("stride", Kind::Long), declared("", Kind::Int)];
-        let pointer = || Arguments::new().pointer(DevicePointer::<f32>::from_address(64));
+        let pointer = || Arguments::new().address(64);
         let refuses = |arguments: Arguments| {
             std::panic::catch_unwind(|| arguments.assert_declared("a kernel", &declared)).is_err()
         };

@@ -24,15 +24,10 @@ pub(super) const IN_PROGRESS: Status = 7;
 pub(super) const UINT8: c_int = 1;
 /// `ncclFloat32` of `ncclDataType_t`.
 pub(super) const FLOAT32: c_int = 7;
+/// `ncclBfloat16` of `ncclDataType_t`.
+pub(super) const BFLOAT16: c_int = 9;
 /// `ncclSum` of `ncclRedOp_t`.
 pub(super) const SUM: c_int = 0;
-
-/// `ncclUniqueId`, which is passed by value.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct UniqueId {
-    pub(super) internal: [u8; NcclId::BYTES],
-}
 
 /// Data to send and to receive, their number, type and operation, communicator, stream.
 type Reduce = unsafe extern "C" fn(Data, Data, usize, c_int, c_int, Opaque, Opaque) -> Status;
@@ -43,8 +38,8 @@ symbols! {
     /// Functions of nccl.h; `broadcast` has the root where the reductions have their operation. `last_error` came with NCCL 2.13.
     pub(super) struct Symbols of NCCL {
         pub(super) get_version: unsafe extern "C" fn(*mut c_int) -> Status = "ncclGetVersion",
-        pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status = "ncclGetUniqueId",
-        pub(super) comm_init_rank: unsafe extern "C" fn(*mut Opaque, c_int, UniqueId, c_int) -> Status = "ncclCommInitRank",
+        pub(super) get_unique_id: unsafe extern "C" fn(*mut NcclId) -> Status = "ncclGetUniqueId",
+        pub(super) comm_init_rank: unsafe extern "C" fn(*mut Opaque, c_int, NcclId, c_int) -> Status = "ncclCommInitRank",
         pub(super) comm_abort: unsafe extern "C" fn(Opaque) -> Status = "ncclCommAbort",
         pub(super) get_async_error: unsafe extern "C" fn(Opaque, *mut Status) -> Status = "ncclCommGetAsyncError",
         pub(super) group_start: unsafe extern "C" fn() -> Status = "ncclGroupStart",
@@ -105,6 +100,6 @@ mod tests {
 
     #[test]
     fn an_id_has_the_size_that_the_header_declares() {
-        assert_eq!((size_of::<UniqueId>(), align_of::<UniqueId>()), (128, 1));
+        assert_eq!((size_of::<NcclId>(), align_of::<NcclId>()), (128, 1));
     }
 }

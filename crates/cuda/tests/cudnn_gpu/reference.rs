@@ -1,32 +1,29 @@
 //! Attention and its gradients from their definitions, in f64, one row of scores at a time.
 
-use std::fmt;
-
-use firebrick_cuda::cudnn::AttentionShape;
-use firebrick_precision::difference::worst as worst_of;
+use firebrick_cuda::cudnn::Element;
 use half::{bf16, f16};
 
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Half {
-    Bf16,
-    F16,
+use crate::cases::Case;
+
+pub(crate) fn to_bits(element: Element, value: f32) -> u16 {
+    match element {
+        Element::Bf16 => bf16::from_f32(value).to_bits(),
+        Element::F16 => f16::from_f32(value).to_bits(),
+    }
 }
 
-impl Half {
-    pub(crate) fn to_bits(self, value: f32) -> u16 {
-        if self == Self::Bf16 { bf16::from_f32(value).to_bits() } else { f16::from_f32(value).to_bits() }
-    }
-
-    pub(crate) fn value_of(self, bits: u16) -> f32 {
-        if self == Self::Bf16 { bf16::from_bits(bits).to_f32() } else { f16::from_bits(bits).to_f32() }
+pub(crate) fn value_of(element: Element, bits: u16) -> f32 {
+    match element {
+        Element::Bf16 => bf16::from_bits(bits).to_f32(),
+        Element::F16 => f16::from_bits(bits).to_f32(),
     }
 }
 
 /// A small generator (splitmix64), seeded by a name so that each case is reproducible.
-pub(crate) struct Random(u64);
+struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(name: &str) -> Self {
+    fn new(name: &str) -> Self {
         Self(name.bytes().fold(0x9E37_79B9, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte))))
     }
 
@@ -42,7 +39,6 @@ impl Random {
 
 /// Inputs as `[token, head, width]`, with values that are exact in the 16-bit type.
 pub(crate) struct Problem {
-    pub(crate) half: Half,
     pub(crate) lengths: Vec<usize>,
     pub(crate) scale: f32,
     heads: (usize, usize),
@@ -54,24 +50,24 @@ pub(crate) struct Problem {
 }
 
 /// Results in the same layout; statistics are `[token, head]`.
-pub(crate) struct Results<T = f32> {
-    pub(crate) output: Vec<T>,
-    pub(crate) statistics: Vec<T>,
-    pub(crate) query_gradient: Vec<T>,
-    pub(crate) key_gradient: Vec<T>,
-    pub(crate) value_gradient: Vec<T>,
+pub(crate) struct Results {
+    pub(crate) output: Vec<f64>,
+    pub(crate) statistics: Vec<f64>,
+    pub(crate) query_gradient: Vec<f64>,
+    pub(crate) key_gradient: Vec<f64>,
+    pub(crate) value_gradient: Vec<f64>,
 }
 
 impl Problem {
-    pub(crate) fn random(random: &mut Random, half: Half, shape: &AttentionShape, lengths: &[usize]) -> Self {
-        let tokens: usize = lengths.iter().sum();
-        let (heads, width) = ((shape.query_heads, shape.key_value_heads), shape.head_dim);
+    pub(crate) fn random(Case { name, shape, lengths }: &Case) -> Self {
+        let (mut random, tokens) = (Random::new(name), lengths.iter().sum::<usize>());
+        let (heads, width, element) = ((shape.query_heads, shape.key_value_heads), shape.head_dim, shape.element);
         let mut fill = |heads: usize| -> Vec<f32> {
-            (0..tokens * heads * width).map(|_| half.value_of(half.to_bits(random.value()))).collect()
+            (0..tokens * heads * width).map(|_| value_of(element, to_bits(element, random.value()))).collect()
         };
         let (query, key, value, output_gradient) = (fill(heads.0), fill(heads.1), fill(heads.1), fill(heads.0));
         let scale = 1.0 / (width as f32).sqrt();
-        Self { half, lengths: lengths.to_vec(), scale, heads, width, query, key, value, output_gradient }
+        Self { lengths: lengths.clone(), scale, heads, width, query, key, value, output_gradient }
     }
 
     pub(crate) fn tokens(&self) -> usize {
@@ -97,18 +93,11 @@ impl Problem {
             }
             first += length;
         }
-        let narrow = |wide: Vec<f64>| wide.into_iter().map(|value| value as f32).collect();
-        Results {
-            output: narrow(sums.output),
-            statistics: narrow(sums.statistics),
-            query_gradient: narrow(sums.query_gradient),
-            key_gradient: narrow(sums.key_gradient),
-            value_gradient: narrow(sums.value_gradient),
-        }
+        sums
     }
 
     /// Computes one query of one head against the keys from `first` to itself.
-    fn row(&self, sums: &mut Results<f64>, first: usize, row: usize, head: usize) {
+    fn row(&self, sums: &mut Results, first: usize, row: usize, head: usize) {
         let (width, scale) = (self.width, f64::from(self.scale));
         let at = |token: usize, heads: usize, head: usize| {
             let start = (token * heads + head) * width;
@@ -146,41 +135,5 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 fn add(into: &mut [f64], factor: f64, values: &[f32]) {
     for (into, value) in into.iter_mut().zip(values) {
         *into += factor * f64::from(*value);
-    }
-}
-
-/// The difference of two lists.
-pub(crate) struct Difference {
-    /// The norm of the difference divided by the norm of the expected list.
-    pub(crate) relative: f64,
-    /// The largest difference divided by the largest expected magnitude.
-    pub(crate) worst: f64,
-    at: usize,
-}
-
-impl Difference {
-    pub(crate) fn of(expected: &[f32], found: &[f32]) -> Self {
-        assert_eq!(expected.len(), found.len(), "lists of different lengths");
-        let (mut squares, mut total, mut largest, mut worst, mut at) = (0.0, 0.0, 0.0_f64, 0.0_f64, 0);
-        for (index, (&expected, &found)) in expected.iter().zip(found).enumerate() {
-            let difference = worst_of([f64::from(expected - found).abs()]);
-            squares += difference * difference;
-            total += f64::from(expected).powi(2);
-            largest = largest.max(f64::from(expected).abs());
-            if difference > worst {
-                (worst, at) = (difference, index);
-            }
-        }
-        // If all are zero, like the gradients of a document of one token, rounding is measured against 1 instead.
-        let floor = |value: f64| if value < 1e-6 { 1.0 } else { value };
-        let length = (expected.len() as f64).sqrt();
-        let relative = squares.sqrt() / (floor((total.sqrt()) / length) * length);
-        Self { relative, worst: worst / floor(largest), at }
-    }
-}
-
-impl fmt::Display for Difference {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{:.1e} (worst {:.1e} at {})", self.relative, self.worst, self.at)
     }
 }

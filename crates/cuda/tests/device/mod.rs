@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
-use firebrick_cuda::{Context, DeviceBuffer, DevicePointer, Driver, PinnedBuffer, Stream};
+use firebrick_cuda::{Context, DeviceBuffer, Driver, PinnedBuffer, Stream};
 
 pub(crate) struct Device {
     pub(crate) context: Context,
@@ -22,7 +22,7 @@ impl Device {
     /// Returns memory with these values.
     pub(crate) fn upload<T: NoUninit>(&self, values: &[T]) -> DeviceBuffer {
         let buffer = DeviceBuffer::new(&self.context, size_of_val(values)).expect("device memory");
-        self.write(buffer.pointer::<u8>().address(), values);
+        self.write(buffer.address(), values);
         buffer
     }
 
@@ -32,8 +32,7 @@ impl Device {
         let mut host = PinnedBuffer::new(&self.context, bytes.len()).expect("pinned memory");
         host.copy_from_slice(bytes);
         // SAFETY: both sides have the bytes and live until the stream is synchronized.
-        unsafe { self.stream.copy_to_device(DevicePointer::from_address(address), &host, bytes.len()) }
-            .expect("copied");
+        unsafe { self.stream.copy_to_device(address, &host, bytes.len()) }.expect("copied");
         self.stream.synchronize().expect("synchronized");
     }
 
@@ -42,12 +41,12 @@ impl Device {
         let bytes = count * size_of::<T>();
         let host = PinnedBuffer::new(&self.context, bytes).expect("pinned memory");
         // SAFETY: both sides have the bytes and live until the stream is synchronized; the host reads only then.
-        unsafe { self.stream.copy_to_host(&host, DevicePointer::from_address(address), bytes) }.expect("copied");
+        unsafe { self.stream.copy_to_host(&host, address, bytes) }.expect("copied");
         self.stream.synchronize().expect("synchronized");
         host.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
     }
 
     pub(crate) fn download<T: NoUninit + AnyBitPattern>(&self, buffer: &DeviceBuffer) -> Vec<T> {
-        self.read(buffer.pointer::<u8>().address(), buffer.len_bytes() / size_of::<T>())
+        self.read(buffer.address(), buffer.len_bytes() / size_of::<T>())
     }
 }

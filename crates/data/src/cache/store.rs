@@ -75,6 +75,11 @@ impl TokenStore {
         Err(CacheError::Damaged { path: path.clone(), what })
     }
 
+    /// Returns the file; `None` in memory.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
     /// Returns the number of documents.
     pub fn documents(&self) -> usize {
         self.header.documents as usize

@@ -328,12 +328,10 @@ fn unescape(characters: &mut Chars<'_>) -> Option<Vec<char>> {
             char::from_u32(code)?
         }
         'x' | 'u' | 'U' => {
-            let digits = if first == 'x' {
-                2
-            } else if first == 'u' {
-                4
-            } else {
-                8
+            let digits = match first {
+                'x' => 2,
+                'u' => 4,
+                _ => 8,
             };
             let code = (0..digits).try_fold(0_u32, |code, _| Some(code << 4 | characters.next()?.to_digit(16)?))?;
             char::from_u32(code)?

@@ -7,6 +7,7 @@ use std::borrow::Cow;
 
 use chrono::DateTime;
 use chrono::format::{Item, StrftimeItems};
+use firebrick_arch::python_json::repr;
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
@@ -105,7 +106,7 @@ fn is_printable(character: char) -> bool {
     !hidden
 }
 
-/// Returns Python's `repr` of a float: the fewest digits that round-trip; exponents of at least two digits from 1e16 and below 1e-4.
+/// Returns Python's `repr` of a float.
 fn repr_float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();
@@ -113,15 +114,7 @@ fn repr_float(value: f64) -> String {
     if value.is_infinite() {
         return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
     }
-    let scientific = format!("{value:e}");
-    let (digits, exponent) = scientific.split_once('e').expect("`{:e}` writes an exponent");
-    let exponent: i32 = exponent.parse().expect("`{:e}` writes a whole exponent");
-    if value == 0.0 || (-4..16).contains(&exponent) {
-        let plain = value.to_string();
-        return if plain.contains('.') { plain } else { format!("{plain}.0") };
-    }
-    let sign = if exponent < 0 { '-' } else { '+' };
-    format!("{digits}e{sign}{:02}", exponent.abs())
+    repr(value)
 }
 
 /// Writes values as `repr` or as `json.dumps` does.
@@ -264,33 +257,7 @@ pub(super) fn strftime(format: &str, unix_seconds: i64) -> Result<String, Error>
 
 #[cfg(test)]
 mod tests {
-    use minijinja::Environment;
-
     use super::*;
-
-    fn render(template: &str) -> String {
-        let mut environment = Environment::new();
-        environment.add_filter("tojson", tojson);
-        environment.render_str(template, ()).unwrap()
-    }
-
-    #[test]
-    fn tojson_writes_what_json_dumps_writes() {
-        // Right-hand sides printed by Python 3.11's json.dumps.
-        assert_eq!(
-            render(r#"{{ {"b": [1, 2.5, true, none], "a": "é<'>\n"} | tojson }}"#),
-            r#"{"b": [1, 2.5, true, null], "a": "é<'>\n"}"#
-        );
-        assert_eq!(
-            render(r#"{{ {"b": [], "a": {}} | tojson(indent=2, sort_keys=true) }}"#),
-            "{\n  \"a\": {},\n  \"b\": []\n}"
-        );
-        assert_eq!(
-            render(r#"{{ ["é", "😀"] | tojson(ensure_ascii=true, separators=(",", ":")) }}"#),
-            r#"["\u00e9","\ud83d\ude00"]"#
-        );
-        assert_eq!(render(r#"{{ [[1], 2] | tojson(indent=1) }}"#), "[\n [\n  1\n ],\n 2\n]");
-    }
 
     #[test]
     fn str_and_floats_are_written_as_python_writes_them() {

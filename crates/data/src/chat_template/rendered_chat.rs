@@ -73,7 +73,7 @@ impl ChatTemplate {
     /// message. `add_generation_prompt` appends the text that precedes an assistant's answer. Errors: the template refuses the messages (an unknown
     /// role, two users in a row, ...), takes too long or writes too much.
     pub fn render(&self, chat: &Chat, add_generation_prompt: bool) -> Result<String, DataError> {
-        let chat = chat.clone().with_system(self.system_prompt());
+        let chat = chat.clone().with_system(self.defaults.system_prompt.as_deref());
         let rendered_chat = RenderedChat::new(self, &chat);
         Ok(rendered_chat.render(&rendered_chat.plain, add_generation_prompt)?.0)
     }

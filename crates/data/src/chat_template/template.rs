@@ -38,10 +38,10 @@ pub struct TemplateDefaults {
 pub struct ChatTemplate {
     environment: Arc<Environment<'static>>,
     source: String,
-    special_tokens: BTreeMap<String, String>,
-    marks_generation: bool,
-    uses_date: bool,
-    defaults: TemplateDefaults,
+    pub(super) special_tokens: BTreeMap<String, String>,
+    /// Whether it marks the assistant's text with `{% generation %}` blocks.
+    pub(crate) marks_generation: bool,
+    pub(super) defaults: TemplateDefaults,
     /// The limit that a render exceeded. Then no thread renders this template again: each such render costs its limit.
     ran_out: Arc<OnceLock<String>>,
 }
@@ -56,10 +56,9 @@ impl ChatTemplate {
         let (rewritten, marks_generation) = lexer::rewrite(source).map_err(bad)?;
         let environment =
             engine::compile(engine::environment(), NAME, rewritten).map_err(|failure| bad(failure.reason()))?;
-        let uses_date = source.contains("strftime_now");
         let (environment, source) = (Arc::new(environment), source.to_owned());
         let (defaults, ran_out) = Default::default();
-        Ok(Self { environment, source, special_tokens, marks_generation, uses_date, defaults, ran_out })
+        Ok(Self { environment, source, special_tokens, marks_generation, defaults, ran_out })
     }
 
     /// Fixes the date that `strftime_now` returns, in seconds since 1970 UTC. By default it is the time of loading. A run that is resumed on another
@@ -69,33 +68,14 @@ impl ChatTemplate {
         environment.add_function("strftime_now", move |format: &str| strftime(format, unix_seconds));
     }
 
-    /// Sets the defaults of conversations.
-    pub(crate) fn set_defaults(&mut self, defaults: &TemplateDefaults) {
-        self.defaults = defaults.clone();
-    }
-
-    /// Replaces the special tokens, which are variables of the template.
-    pub(super) fn set_special_tokens(&mut self, special_tokens: &BTreeMap<String, String>) {
-        self.special_tokens.clone_from(special_tokens);
-    }
-
-    pub(super) fn system_prompt(&self) -> Option<&str> {
-        self.defaults.system_prompt.as_deref()
-    }
-
     /// Returns whether the template reads the date, so that [`ChatTemplate::set_date`] matters.
     pub fn uses_date(&self) -> bool {
-        self.uses_date
+        self.source.contains("strftime_now")
     }
 
     /// Returns the source of the template.
     pub fn source(&self) -> &str {
         &self.source
-    }
-
-    /// Returns whether the template marks the assistant's text with `{% generation %}` blocks.
-    pub(crate) fn marks_generation(&self) -> bool {
-        self.marks_generation
     }
 
     /// Renders messages with some `variables` and more `arguments` (`enable_thinking`, for example), which take precedence over special tokens; the
@@ -183,7 +163,7 @@ mod tests {
         let (text, ranges) = rendered_chat.render(&rendered_chat.plain, false).unwrap();
         assert_eq!(text, "21é.x");
         assert_eq!(ranges, [1..5, 5..6]);
-        assert!(template.marks_generation());
+        assert!(template.marks_generation);
     }
 
     #[test]
@@ -202,13 +182,6 @@ mod tests {
                 Chat::new(&[("user", "q"), ("assistant", "x"), ("user", "r")]),
                 "[NoneFalse]1[xFalse]",
             ),
-            // Blocks are trimmed.
-            (
-                "  {% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m.content }}]\n  {% endif %}\n\
-                 {% endfor %}\n{{ bos_token }}\n",
-                Chat::new(&[("user", " a ")]),
-                "[ a ]\n<s>",
-            ),
             // Documents and arguments reach the template; arguments take precedence over special tokens.
             ("{{ documents[0].title }}|{{ enable_thinking is false }}|{{ bos_token }}", with_more, "t|True|x"),
             // Text is not escaped as HTML.
@@ -220,14 +193,6 @@ mod tests {
     }
 
     #[test]
-    fn date_is_fixed_by_set_date() {
-        let mut template = template("{{ strftime_now('%d %b %Y') }}");
-        template.set_date(0);
-        assert!(template.uses_date());
-        assert_eq!(template.render(&Chat::default(), false).unwrap(), "01 Jan 1970");
-    }
-
-    #[test]
     fn a_date_is_written_where_no_variable_replaces_it() {
         let source = "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}\
             {% for m in messages %}{% if m.role == 'system' %}{{ date_string }}{% endif %}{{ m.content }}{% endfor %}";
@@ -235,7 +200,7 @@ mod tests {
         let (plain, system) = (Chat::new(&[("user", "q")]), Chat::new(&[("system", "s"), ("user", "q")]));
         assert!(template.writes_date(&system) && !template.writes_date(&plain));
         let arguments = [("date_string".to_owned(), "26 Jul 2024".into())].into_iter().collect();
-        template.set_defaults(&TemplateDefaults { arguments, ..TemplateDefaults::default() });
+        template.defaults.arguments = arguments;
         assert!(!template.writes_date(&system) && template.uses_date());
     }
 

@@ -34,7 +34,8 @@ pub enum TemplateChoice {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TemplateSet {
     sources: BTreeMap<String, (String, PathBuf)>,
-    special_tokens: BTreeMap<String, String>,
+    /// Tokens by their role, such as `eos_token`: variables of the templates.
+    pub(crate) special_tokens: BTreeMap<String, String>,
     default: Option<ChatTemplate>,
     tool_use: Option<ChatTemplate>,
     /// The date that templates see, in seconds since 1970 UTC.
@@ -93,19 +94,12 @@ impl TemplateSet {
         Ok(())
     }
 
-    /// Passes the changed date and defaults to the templates.
+    /// Passes the changed date, defaults and special tokens to the templates.
     pub(crate) fn apply(&mut self) {
         for template in self.default.iter_mut().chain(&mut self.tool_use) {
             template.set_date(self.date);
-            template.set_defaults(&self.defaults);
-        }
-    }
-
-    /// Replaces the special tokens that templates write.
-    pub(crate) fn set_special_tokens(&mut self, special_tokens: &BTreeMap<String, String>) {
-        self.special_tokens.clone_from(special_tokens);
-        for template in self.default.iter_mut().chain(&mut self.tool_use) {
-            template.set_special_tokens(special_tokens);
+            template.defaults.clone_from(&self.defaults);
+            template.special_tokens.clone_from(&self.special_tokens);
         }
     }
 

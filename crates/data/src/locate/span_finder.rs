@@ -86,12 +86,35 @@ impl<'a> SpanFinder<'a> {
     }
 
     /// Locates the assistant's text in message `index`: from the end of the generation prompt to the end of its turn.
-    pub(super) fn assistant(&self, index: usize) -> Result<Range<usize>, DataError> {
+    pub(super) fn assistant(&self, index: usize) -> Result<Vec<Range<usize>>, DataError> {
+        if let Some(parts) = self.around_results(index)? {
+            return Ok(parts);
+        }
         let found = match self.start(index)? {
             Some(start) => self.end(index, start)?.filter(|&end| start <= end).map(|end| start..end),
             None => None,
         };
-        found.map_or_else(|| self.by_prefixes(index), Ok)
+        Ok(vec![found.map_or_else(|| self.by_prefixes(index), Ok)?])
+    }
+
+    /// Locates an answer whose content the template writes after later messages, the results of its tool calls (Gemma 4): calls, then content. `None` if
+    /// it is no such answer.
+    fn around_results(&self, index: usize) -> Result<Option<Vec<Range<usize>>>, DataError> {
+        let Some(own) = self.position(index) else { return Ok(None) };
+        let is_before = |later: &usize| self.position(*later).is_some_and(|later| later.end <= own.start);
+        let Some(last) = (index + 1..self.rendered_chat.chat.turns.len()).rev().find(is_before) else {
+            return Ok(None);
+        };
+        let (Some(start), Some((anchor, before))) = (self.start(index)?, self.anchor(index)) else { return Ok(None) };
+        // Without its results, the calls are followed by its content, and this by what ends the turn.
+        let (alone, closing) = (self.text_after(index, anchor, false)?, self.text_after(index, index, false)?);
+        let with_results = self.text_after(last, index, false)?;
+        let (Some(alone), Some(closing), Some(with_results)) = (alone, closing, with_results) else { return Ok(None) };
+        let calls_end = before.end + common_prefix(&alone, &self.text[before.end..]);
+        let is_closed = self.text[calls_end..].starts_with(&closing);
+        let calls = start..calls_end + if is_closed { closing.len() } else { 0 };
+        let content = own.start..own.end + common_prefix(&with_results, &self.text[own.end..]);
+        Ok((calls.start <= calls.end && calls.end <= content.start).then(|| vec![calls, content]))
     }
 
     /// Returns the end of the generation prompt before message `index`.

@@ -1,7 +1,8 @@
 //! Statistics of document lengths and of how well documents fill rows, for the report before a run and for `inspect`.
 
-use crate::diagnose::grouped;
 use std::fmt::{Display, Formatter, Result as FormatResult};
+
+use firebrick_arch::{counted, grouped};
 
 /// How well documents fill rows.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,12 +32,10 @@ impl PackReport {
 impl Display for PackReport {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
         let percent = 100.0 * self.efficiency;
-        let [documents, rows, tokens, loss_tokens] =
-            [self.documents, self.rows, self.tokens, self.loss_tokens].map(|count| grouped(count as u64));
-        write!(
-            formatter,
-            "{documents} documents in {rows} rows, {tokens} tokens ({loss_tokens} in the loss), {percent:.1} % full"
-        )
+        let [documents, rows, tokens] = [(self.documents, "document"), (self.rows, "row"), (self.tokens, "token")]
+            .map(|(count, noun)| counted(count, noun));
+        let in_loss = grouped(self.loss_tokens as u64);
+        write!(formatter, "{documents} in {rows}, {tokens} ({in_loss} in the loss), {percent:.1} % full")
     }
 }
 

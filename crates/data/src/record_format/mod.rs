@@ -16,6 +16,7 @@ mod value;
 use std::cell::RefCell;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 
 use crate::source::RecordPlace;
 use fields::MESSAGE_KEYS;
@@ -78,7 +79,7 @@ impl RecordFormat {
             names.take_common_pair(fields);
         }
         if self != Self::Auto {
-            return Ok(self);
+            return self.unless_another(fields, names, place);
         }
         let has = |key: &String| fields.contains_key(key);
         let has_messages = match &names.messages {
@@ -100,6 +101,32 @@ impl RecordFormat {
         } else {
             Err(unrecognized(fields, names, place))
         }
+    }
+
+    /// Returns this format, which the recipe names. Error: the first record lacks its key and has those of another format.
+    fn unless_another(self, fields: &Object, names: &Fields, place: &RecordPlace) -> Parsed<Self> {
+        let lacks = |key: &String| !fields.contains_key(key);
+        let lacks_key = match self {
+            Self::Chat | Self::Sharegpt => match &names.messages {
+                Some(key) => lacks(key),
+                None => MESSAGE_KEYS.iter().all(|key| !fields.contains_key(*key)),
+            },
+            Self::Alpaca | Self::AlpacaPrompt => lacks(&names.instruction),
+            Self::Text => lacks(&names.text),
+            Self::PromptCompletion => lacks(&names.prompt),
+            Self::Pretokenized => lacks(&names.input_ids),
+            Self::Auto | Self::Preference | Self::Prompt => false,
+        };
+        let found = if lacks_key { Self::Auto.resolve(fields, &mut names.clone(), place).ok() } else { None };
+        let Some(found) = found else { return Ok(self) };
+        let shown = |format: Self| serde_json::to_value(format).unwrap_or_default();
+        let problem = format!(
+            "data.format is {}, and the rows are {}: they have {}. Remove data.format, or write the right one",
+            shown(self),
+            shown(found),
+            value::names(fields)
+        );
+        Err(RecordFormatError::new(place, problem))
     }
 
     /// Parses a record. Errors: a key is missing, has the wrong type, or contains images, audio or video; the message names place and key.
@@ -153,13 +180,12 @@ fn unrecognized(fields: &Object, expected: &Fields, place: &RecordPlace) -> Reco
         format!("prompt_completion ({:?}, {:?})", expected.prompt, expected.completion),
         format!("pretokenized ({:?}, {:?})", expected.input_ids, expected.labels),
     ];
-    let separator = [';', '|', '\t'].into_iter().find(|&separator| fields.keys().any(|key| key.contains(separator)));
-    let hint = match separator.filter(|_| fields.len() == 1) {
-        Some(separator) => format!(". The columns seem to be separated by {separator:?}; CSV files need commas"),
-        None => expected.suggestion(fields).map_or_else(String::new, |line| {
-            format!(". Some of these look like other names of known keys: if they are, write {line}")
-        }),
-    };
+    if let Some(problem) = known_otherwise(fields) {
+        return RecordFormatError::new(place, problem);
+    }
+    let hint = expected.suggestion(fields).map_or_else(String::new, |line| {
+        format!(". Some of these look like other names of known keys: if they are, write {line}")
+    });
     let problem = format!(
         "found {}, which matches no known format. The formats are {}. Rename the keys, name the format, or map the keys with \
          `fields`{hint}",
@@ -167,4 +193,34 @@ fn unrecognized(fields: &Object, expected: &Fields, place: &RecordPlace) -> Reco
         known.join(", ")
     );
     RecordFormatError::new(place, problem)
+}
+
+/// Returns what rows are whose keys show that they are no format of a record, and what to do.
+fn known_otherwise(fields: &Object) -> Option<String> {
+    let only = fields.iter().next().filter(|_| fields.len() == 1);
+    let separator = only.and_then(|(key, _)| [';', '|', '\t'].into_iter().find(|&separator| key.contains(separator)));
+    if let Some(separator) = separator {
+        let columns = names(fields);
+        return Some(format!(
+            "{separator:?} separates the columns here ({columns}), and CSV needs commas: write the file with commas"
+        ));
+    }
+    let has = |value: &Json, keys: &[&str]| keys.iter().all(|key| value.get(*key).is_some());
+    let turns = fields.get("conversation").and_then(Json::as_array);
+    if turns.is_some_and(|turns| turns.iter().any(|turn| has(turn, &["input", "output"]))) {
+        let what = "this is xtuner's format, \"conversation\" with \"input\" and \"output\", which is not read: write each turn as two messages, \
+                    {\"messages\": [{\"role\": \"user\", \"content\": ...}, {\"role\": \"assistant\", \"content\": ...}]}";
+        return Some(what.to_owned());
+    }
+    if fields.values().any(|value| has(value, &["file_name"]) || has(value, &["hf_hub_url"])) {
+        let what =
+            "this is LLaMA-Factory's dataset_info.json, which describes data: name the data file itself as data.path";
+        return Some(what.to_owned());
+    }
+    if ["architectures", "model_type"].iter().all(|key| fields.contains_key(*key)) {
+        return Some(
+            "this is the configuration of a model, not data: name the file of the data as data.path".to_owned(),
+        );
+    }
+    None
 }

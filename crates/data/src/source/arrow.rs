@@ -13,10 +13,10 @@ use std::path::Path;
 use arrow_array::RecordBatch;
 use arrow_ipc::reader::StreamReader;
 
-use super::column::{BatchRecords, select_columns};
+use super::column::{batch_records, select_columns};
 use super::error::{SourceError, SourceResult};
 use super::format::magic;
-use super::open::{Bytes, read_failed};
+use super::open::{Bytes, FileRecords, read_failed};
 use crate::catch_panic::catch_panic;
 
 const FORMAT: &str = "Arrow";
@@ -27,7 +27,7 @@ const MAX_PADDING_BYTES: usize = 512;
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
 /// Opens an Arrow file; the first bytes distinguish the two forms.
-pub(super) fn open_arrow(mut bytes: Bytes, path: &Path, columns: Option<&[String]>) -> SourceResult<BatchRecords> {
+pub(super) fn open_arrow(mut bytes: Bytes, path: &Path, columns: Option<&[String]>) -> SourceResult<FileRecords> {
     let failed = |reason| read_failed(path, 1, &reason);
     let mut start = Vec::new();
     (&mut bytes).take(8).read_to_end(&mut start).map_err(failed)?;
@@ -52,7 +52,7 @@ pub(super) fn open_arrow(mut bytes: Bytes, path: &Path, columns: Option<&[String
             None => Ok(None),
         }
     };
-    Ok(BatchRecords::new(Box::new(next_batch), path, FORMAT))
+    Ok(batch_records(Box::new(next_batch), path, FORMAT, || {}))
 }
 
 fn decode<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {

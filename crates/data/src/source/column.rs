@@ -17,6 +17,7 @@ use firebrick_arch::python_json::NUMBER;
 use serde_json::{Map, Number, Value as Json};
 
 use super::error::{SourceError, SourceResult};
+use super::open::FileRecords;
 use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Record, RecordPlace};
 
 /// Minimum size that a JSON value counts for, so that lists of nulls have a size too.
@@ -76,7 +77,7 @@ fn check_type(column: &str, data_type: &DataType, path: &Path) -> SourceResult<(
 /// Reads the next batch of a file, of columns that [`select_columns`] accepted. The error is the decoder's.
 pub(super) type NextBatch = Box<dyn FnMut() -> Result<Option<RecordBatch>, String> + Send>;
 
-pub(super) struct BatchRecords {
+struct BatchRecords {
     next_batch: NextBatch,
     path: PathBuf,
     format: &'static str,
@@ -85,19 +86,21 @@ pub(super) struct BatchRecords {
     next: usize,
     /// Rows of the file that were read.
     row: usize,
-    count_row: Box<dyn FnMut() + Send>,
+}
+
+/// Returns the rows of all batches, and calls `count_row` for each.
+pub(super) fn batch_records(
+    next_batch: NextBatch,
+    path: &Path,
+    format: &'static str,
+    mut count_row: impl FnMut() + Send + 'static,
+) -> FileRecords {
+    let batch = RecordBatch::new_empty(Arc::new(Schema::empty()));
+    let mut records = BatchRecords { next_batch, path: path.to_owned(), format, batch, next: 0, row: 0 };
+    Box::new(std::iter::from_fn(move || records.record().transpose()).inspect(move |_| count_row()))
 }
 
 impl BatchRecords {
-    pub(super) fn new(next_batch: NextBatch, path: &Path, format: &'static str) -> Self {
-        let batch = RecordBatch::new_empty(Arc::new(Schema::empty()));
-        Self { next_batch, path: path.to_owned(), format, batch, next: 0, row: 0, count_row: Box::new(|| {}) }
-    }
-
-    pub(super) fn counting(self, count_row: impl FnMut() + Send + 'static) -> Self {
-        Self { count_row: Box::new(count_row), ..self }
-    }
-
     fn record(&mut self) -> SourceResult<Option<Record>> {
         while self.next >= self.batch.num_rows() {
             let batch = (self.next_batch)()
@@ -117,16 +120,7 @@ impl BatchRecords {
         }
         self.next += 1;
         self.row += 1;
-        (self.count_row)();
         Ok(Some(Record::new(fields, place)))
-    }
-}
-
-impl Iterator for BatchRecords {
-    type Item = Result<Record, SourceError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.record().transpose()
     }
 }
 

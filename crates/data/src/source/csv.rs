@@ -12,6 +12,7 @@ use std::io::{BufRead, Read};
 use std::mem::take;
 use std::path::Path;
 
+use firebrick_arch::counted;
 use serde_json::{Map, Value as Json};
 
 use super::column::no_column;
@@ -138,9 +139,9 @@ impl CsvRecords {
         }
         if row.count != self.names.len() {
             return Err(self.bad_row(&format!(
-                "{} values, but the header names {} columns. Quote values that contain the separator or a line break",
-                row.count,
-                self.names.len()
+                "{}, but the header names {}. Quote values that contain the separator or a line break",
+                counted(row.count, "value"),
+                counted(self.names.len(), "column")
             )));
         }
         let value = |(name, cell): (&String, Vec<u8>)| {

@@ -39,8 +39,12 @@ fn resolve_files(spec: &SourceSpec, hub: &Hub) -> SourceResult<Found> {
         return on_hub(spec, hub);
     }
     let path = Path::new(&spec.path);
+    if spec.path.starts_with('~') {
+        return Err(not_found(&spec.path, "'~' stands for a folder in a shell alone: write the whole path"));
+    }
     if path.is_dir() {
         refuse_keys(spec, false)?;
+        refuse_model(path)?;
         let (files, unread_splits) = files_of_folder(spec, path)?;
         return local(spec, files, unread_splits);
     }
@@ -71,6 +75,19 @@ fn refuse_keys(spec: &SourceSpec, is_file: bool) -> SourceResult<()> {
         SourceSpec { config: Some(_), .. } if is_file => bad("config"),
         _ => Ok(()),
     }
+}
+
+/// Refuses the folder of a model or an adapter, whose JSON files are no data.
+fn refuse_model(folder: &Path) -> SourceResult<()> {
+    let has = |name: &str| folder.join(name).is_file();
+    let is_model = has("config.json") && ["tokenizer.json", "tokenizer_config.json"].into_iter().any(has);
+    if is_model || has("adapter_config.json") {
+        let (what, key) = if is_model { ("a model", "model") } else { ("an adapter", "lora.init_from") };
+        let folder = folder.display();
+        let hint = format!("it is the folder of {what}, not of data: name it as {key}, and the data as data.path");
+        return Err(SourceError::no_data(&folder.to_string(), &hint));
+    }
+    Ok(())
 }
 
 fn on_hub(spec: &SourceSpec, hub: &Hub) -> SourceResult<Found> {
@@ -107,6 +124,23 @@ fn local(spec: &SourceSpec, files: Vec<PathBuf>, unread_splits: Vec<String>) -> 
     Ok((files, format, unread_splits))
 }
 
+/// What files of other endings are, and how their rows become data.
+const NO_DATA: [(&str, &str); 7] = [
+    ("zip tar tgz 7z rar xz bz2", "it is an archive: unpack it, or pack its file as .gz or .zst"),
+    ("xlsx xls xlsm ods numbers", "it is a spreadsheet: save it as CSV with commas"),
+    ("pdf docx doc odt rtf epub html htm", "it is a document with a layout: save its text as .txt or .md"),
+    ("pkl pickle npy npz pt pth bin safetensors gguf", "it is not text: write the rows as .jsonl or .parquet"),
+    ("db sqlite sqlite3 duckdb sql", "it is a database: write its rows as .jsonl, .csv or .parquet"),
+    ("toml yaml yml", "these are settings, not data: name the data file as data.path"),
+    ("py ipynb js sh", "it is a program, which is never run: write the rows that it makes as .jsonl"),
+];
+
+/// Returns what a file is that is known to be no data file, and what to do.
+fn no_data_format(path: &Path) -> Option<&'static str> {
+    let end = path.extension()?.to_str()?.to_ascii_lowercase();
+    NO_DATA.iter().find(|(ends, _)| ends.split(' ').any(|known| known == end)).map(|(_, what)| *what)
+}
+
 /// Returns the common format of all files. Errors: a name shows no format; the names show several.
 fn common_format<'a>(
     files: impl Iterator<Item = &'a Path>,
@@ -120,10 +154,9 @@ fn common_format<'a>(
     for path in files {
         let unknown = || {
             let endings = known_endings();
-            SourceError::file(
-                path,
-                format!("unknown format: its name ends with none of {endings}. Set it with file_format = \"...\""),
-            )
+            let general =
+                format!("unknown format: its name ends with none of {endings}. Set it with file_format = \"...\"");
+            SourceError::file(path, no_data_format(path).map_or(general, str::to_owned))
         };
         *counts.entry(FileFormat::of_name(path).ok_or_else(unknown)?).or_default() += 1;
     }

@@ -58,9 +58,9 @@ pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> Sourc
     scanner =
         Scanner { bytes: Box::new(Cursor::new(text).chain(scanner.bytes)), path: place.path, line: place.line, column };
     let field = field.map(str::to_owned);
-    let mut document = JsonDocument { scanner, field, in_object: false, is_first: true };
+    let mut document = JsonDocument { scanner, field, in_object: false, lists: Vec::new(), is_first: true };
     document.find_rows()?;
-    Ok(Box::new(document))
+    Ok(Box::new(std::iter::from_fn(move || document.row().transpose())))
 }
 
 /// Returns whether an object holds rows rather than being one: it has a list of objects, and no list of messages. Only their first items are parsed.
@@ -79,6 +79,8 @@ struct JsonDocument {
     field: Option<String>,
     /// Whether the list of rows is inside an object.
     in_object: bool,
+    /// Keys that hold lists of objects.
+    lists: Vec<String>,
     /// Whether no row was read.
     is_first: bool,
 }
@@ -144,6 +146,7 @@ impl JsonDocument {
             let is_list = first == Some(b'{') || (self.field.is_some() && first == Some(b']'));
             if is_wanted && is_field && is_list {
                 self.in_object = true;
+                self.lists.push(key);
                 return Ok(true);
             }
             if self.field.is_some() && is_wanted && is_field {
@@ -170,7 +173,7 @@ impl JsonDocument {
     fn finish(&mut self) -> SourceResult<()> {
         // If no list is named, a second one would make the choice a guess.
         if self.in_object && self.next_list(false, self.field.is_none())? {
-            return Err(self.no_rows("several keys hold lists of objects"));
+            return Err(self.no_rows(&format!("the keys {} hold lists of objects", self.lists.join(", "))));
         }
         match self.scanner.peek()? {
             None => Ok(()),
@@ -196,13 +199,5 @@ impl JsonDocument {
         self.scanner.value(0, Some(&mut text))?;
         let fields = parse_object(&text, &place, HINT)?;
         Ok(Some(Record::new(fields, place)))
-    }
-}
-
-impl Iterator for JsonDocument {
-    type Item = Result<Record, SourceError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.row().transpose()
     }
 }

@@ -8,7 +8,7 @@ use std::io::Read;
 use std::mem::take;
 use std::path::{Path, PathBuf};
 
-use firebrick_arch::python_json;
+use firebrick_arch::{counted, python_json};
 use serde_json::{Map, Value as Json};
 
 use super::error::{SourceError, SourceResult};
@@ -19,6 +19,7 @@ use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Record, RecordPlace};
 pub(super) const TOO_LONG: &str =
     "Each line must be one JSON object; a file that is one JSON list is read with file_format = \"json\"";
 
+const PYTHON: &str = "This is a Python dict, whose quotes are not those of JSON: write each row with json.dumps(row)";
 const ONE_PER_LINE: &str = "Each line must be one whole JSON object";
 pub(super) const OVER_LINES: &str =
     "Several objects over several lines each are no format: `jq -c . FILE > NEW.jsonl` writes one a line";
@@ -65,6 +66,7 @@ pub(super) fn parse_object(bytes: &[u8], place: &RecordPlace, hint: &'static str
             let message = whole.split(" at line ").next().unwrap_or(&whole);
             let line = place.line + reason.line().saturating_sub(1);
             let place = RecordPlace { path: place.path.clone(), line };
+            let hint = if bytes.trim_ascii_start().starts_with(b"{'") { PYTHON } else { hint };
             Err(SourceError::not_json(place, reason.column(), message, hint).recoverable())
         }
     }
@@ -91,11 +93,21 @@ fn describe(value: &Json) -> String {
         Json::Bool(value) => format!("the boolean {value}"),
         Json::Number(value) => format!("the number {value}"),
         Json::String(_) => "a string".to_owned(),
+        Json::Array(items) if is_chat(items) => format!(
+            "a list of {}: `jq -c '{{messages: .}}' FILE > NEW.jsonl` writes each as an object",
+            counted(items.len(), "message")
+        ),
         Json::Array(items) => {
             format!("a list of {} (a file that is one JSON list is read with file_format = \"json\")", items.len())
         }
         Json::Object(_) => unreachable!("the caller takes objects"),
     }
+}
+
+/// Returns whether a list is a conversation.
+fn is_chat(items: &[Json]) -> bool {
+    let is_message = |item: &Json| item.get("role").or_else(|| item.get("from")).is_some();
+    !items.is_empty() && items.iter().all(is_message)
 }
 
 pub(super) fn text_records(bytes: Bytes, path: &Path, unit: TextDocument) -> FileRecords {

@@ -77,6 +77,13 @@ pub(super) fn open_text(path: &Path, format: FileFormat, progress: &Progress) ->
     if let Some(found) = magic(start) {
         return Err(SourceError::wrong_format(path, &format.name(), found));
     }
+    let begin = start.trim_ascii_start();
+    let is = |tag: &[u8]| begin.get(..tag.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(tag));
+    let is_page = is(b"<!doctype html") || is(b"<html");
+    if is_page && format != FileFormat::Text {
+        let hint = "Download the file itself, which is at .../resolve/main/... on the Hub";
+        return Err(SourceError::wrong_format(path, &format.name(), ("a page of a website", hint)));
+    }
     if UTF_16_MARKS.iter().any(|mark| start.starts_with(mark)) {
         return Err(SourceError::file(path, "its text is UTF-16. Convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW`"));
     }

@@ -16,10 +16,10 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, Parq
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 
-use super::column::{BatchRecords, select_columns};
+use super::column::{batch_records, select_columns};
 use super::error::{SourceError, SourceResult};
 use super::format::{Compression, magic};
-use super::open::{Progress, open_bytes};
+use super::open::{FileRecords, Progress, open_bytes};
 use crate::catch_panic::catch_panic;
 
 const FORMAT: &str = "Parquet";
@@ -28,7 +28,7 @@ const BATCH_BYTES: u64 = 16 << 20;
 const MAX_BATCH_ROWS: u64 = 1024;
 
 /// Opens a Parquet file. Errors: the file is not Parquet or is damaged; a column has no JSON form or does not exist.
-pub(super) fn open_parquet(path: &Path, columns: Option<&[String]>, progress: &Progress) -> SourceResult<BatchRecords> {
+pub(super) fn open_parquet(path: &Path, columns: Option<&[String]>, progress: &Progress) -> SourceResult<FileRecords> {
     check_is_parquet(path)?;
     let bad = |reason: String| SourceError::bad_row(path, FORMAT, 0, &reason);
     let refused = |reason| SourceError::Open { path: path.to_owned(), reason };
@@ -49,7 +49,7 @@ pub(super) fn open_parquet(path: &Path, columns: Option<&[String]>, progress: &P
         progress.fetch_add(counted as u64, Ordering::Relaxed);
         counted = counted.fract();
     };
-    Ok(BatchRecords::new(Box::new(next_batch), path, FORMAT).counting(count_row))
+    Ok(batch_records(Box::new(next_batch), path, FORMAT, count_row))
 }
 
 fn decode<T, E: Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, String> {

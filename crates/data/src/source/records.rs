@@ -112,8 +112,8 @@ impl Source {
         let columns = self.spec.columns.as_deref();
         let text = || open_text(path, self.format, progress);
         Ok(match self.format {
-            FileFormat::Parquet => Box::new(open_parquet(path, columns, progress)?),
-            FileFormat::Arrow => Box::new(open_arrow(open_bytes(path, progress)?, path, columns)?),
+            FileFormat::Parquet => open_parquet(path, columns, progress)?,
+            FileFormat::Arrow => open_arrow(open_bytes(path, progress)?, path, columns)?,
             FileFormat::Jsonl => json_lines(Lines::after(0, text()?, path, TOO_LONG), true),
             FileFormat::Json => open_json(text()?, path, self.spec.field.as_deref())?,
             FileFormat::Csv | FileFormat::Tsv => {

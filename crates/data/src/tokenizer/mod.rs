@@ -67,7 +67,6 @@ pub struct Tokenizer {
     pub(crate) inner: Inner,
     post_processor: Option<PostProcessorWrapper>,
     pub(crate) folder: PathBuf,
-    pub(crate) special_tokens: BTreeMap<String, String>,
     pub(crate) special_ids: HashSet<u32>,
     add_bos_token: bool,
     pub(crate) before_text: OnceLock<Option<u32>>,
@@ -104,7 +103,7 @@ impl Tokenizer {
 
         let special = inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
         let special_ids = special.map(|(id, _)| id).collect();
-        let mut templates = TemplateSet::read(dir, &config, special_tokens.clone(), read_json)?;
+        let mut templates = TemplateSet::read(dir, &config, special_tokens, read_json)?;
         templates.date = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64);
         templates.apply();
         Ok(Self {
@@ -114,7 +113,6 @@ impl Tokenizer {
             folder: dir.to_owned(),
             inner,
             post_processor,
-            special_tokens,
             special_ids,
             templates,
             content_key,
@@ -220,14 +218,19 @@ impl Tokenizer {
     pub fn chat_template_for(&self, has_tools: bool) -> Result<&ChatTemplate, DataError> {
         self.templates.get(has_tools).ok_or_else(|| {
             DataError::Tokenizer(format!(
-                "the tokenizer has no chat template; looked for chat_template.jinja, a template named \"default\" \
-                 (available: {}), the key \"chat_template\" of {TOKENIZER_CONFIG_FILE}, and chat_template.json in {}. Use \
-                 the folder of an instruction-tuned model of the same family, or write a template into chat_template.jinja of the tokenizer \
-                 folder, or train on records like {{\"text\": ...}}, which need no template",
-                self.templates.names(),
-                self.folder.display()
+                "{} has no chat template: add data.chat_template = {:?} to the recipe, or the template of its family to that folder as \
+                 chat_template.jinja",
+                self.folder.display(),
+                self.fitting_template()
             ))
         })
+    }
+
+    /// Returns the name of the first built-in template whose tokens the tokenizer has.
+    fn fitting_template(&self) -> &'static str {
+        let is_token = |token: &&str| self.inner.token_to_id(token).is_some_and(|id| self.is_special(id));
+        let fits = |name: &&str| self.templates.built_in(name).is_some_and(|known| known.tokens.iter().all(is_token));
+        ["chatml", "llama3", "gemma", "phi3"].into_iter().find(fits).unwrap_or("zephyr")
     }
 
     /// Uses one template for every conversation from now on, instead of those of the folder. Errors: no template of that name, a file that cannot be
@@ -279,8 +282,9 @@ impl Tokenizer {
     /// Returns everything that tokenization depends on, as bytes: `tokenizer.json`, new tokens, the special tokens, the chat templates and their
     /// defaults. Equal bytes mean equal tokens (apart from the date, if a template reads it).
     pub fn fingerprint(&self) -> Vec<u8> {
-        let templates = [false, true].map(|tools| self.templates.get(tools).map(ChatTemplate::source));
-        let rest = serde_json::json!([self.special_tokens, self.add_bos_token, templates, self.templates.defaults]);
+        let set = &self.templates;
+        let templates = [false, true].map(|tools| set.get(tools).map(ChatTemplate::source));
+        let rest = serde_json::json!([set.special_tokens, self.add_bos_token, templates, set.defaults]);
         let mut added =
             self.new_tokens.iter().map(|token| format!("{token:?}").into_bytes()).collect::<Vec<_>>().concat();
         added.extend(self.of_other_files.iter().flat_map(|token| format!("{token:?}").into_bytes()));
@@ -293,7 +297,7 @@ impl Tokenizer {
     }
 
     pub(crate) fn refuse_doubled_bos(&self, tokens: &[u32]) -> Result<(), DataError> {
-        match (self.bos_token_id(), self.special_tokens.get("bos_token")) {
+        match (self.bos_token_id(), self.templates.special_tokens.get("bos_token")) {
             (Some(bos), Some(token)) if tokens.starts_with(&[bos, bos]) => Err(DataError::DoubledBos(token.clone())),
             _ => Ok(()),
         }
@@ -311,7 +315,7 @@ impl Tokenizer {
     }
 
     fn special_token_id(&self, key: &str) -> Option<u32> {
-        self.special_tokens.get(key).and_then(|token| self.inner.token_to_id(token))
+        self.templates.special_tokens.get(key).and_then(|token| self.inner.token_to_id(token))
     }
 }
 

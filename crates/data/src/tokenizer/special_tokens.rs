@@ -39,9 +39,9 @@ impl Tokenizer {
             self.special_ids.insert(id);
             self.new_tokens.iter_mut().filter(|new| new.id == id).for_each(|new| new.special = true);
         }
-        self.special_tokens.insert(key.to_owned(), content.to_owned());
+        self.templates.special_tokens.insert(key.to_owned(), content.to_owned());
         self.chosen_tokens.insert(role, content.to_owned());
-        self.templates.set_special_tokens(&self.special_tokens);
+        self.templates.apply();
         Ok(())
     }
 

@@ -109,9 +109,9 @@ fn bad_records_are_counted_and_the_rest_is_kept() {
     assert_eq!((found.rows, found.rows_kept, found.bad_rows, found.longest), (24, 21, 2, 64));
     let report = found.to_string();
     for line in [
-        "1 records dropped, empty; first ",
-        "1 records dropped, every loss token is after max_seq_len",
-        "1 records cut at max_seq_len",
+        "1 record dropped, empty; first ",
+        "1 record dropped, every loss token is after max_seq_len",
+        "1 record cut at max_seq_len",
         "rows.jsonl:24: no selected message has the role \"assistant\" (roles: user)",
     ] {
         assert!(report.contains(line), "{line:?} is not in {report}");
@@ -180,12 +180,12 @@ fn data_with_too_little_to_train_on_is_refused() {
     assert!(matches!(refused, DataError::TooManyBadRows { .. }));
     let all = |options: &mut EncodeOptions| options.train_on = TrainOn::All;
     assert!(read_with(NO_ASSISTANT, &tokenizer(), all).is_ok());
-    let reasons = ["nothing to train on", "1 records dropped, empty", "No record is longer than max_seq_len"];
+    let reasons = ["nothing to train on", "1 record dropped, empty", "No record is longer than max_seq_len"];
     assert!(matches!(refuses(r#"{"text":" "}"#, &reasons), DataError::NothingToTrain { .. }));
     let drop = |options: &mut EncodeOptions| (options.max_seq_len, options.overflow) = (3, Some(OverflowPolicy::Drop));
     let too_long = read_with(CHAT, &tokenizer(), drop).unwrap_err().to_string();
     assert!(
-        too_long.contains("nothing to train on") && too_long.contains("Raise max_seq_len: 1 records"),
+        too_long.contains("nothing to train on") && too_long.contains("Raise max_seq_len for 1 record"),
         "{too_long}"
     );
     let flags = |options: &mut EncodeOptions| options.train_on = TrainOn::Flags;
@@ -202,7 +202,7 @@ fn bad_cells_are_counted_wherever_they_are() {
         assert_eq!((found.rows, found.rows_kept, found.bad_rows), (21, 20, 1));
         let (report, place) =
             (found.to_string(), format!("rows.jsonl:{line}: messages[1].content must be a string, found null"));
-        for words in ["1 records dropped, a value is missing or no text; first ", place.as_str()] {
+        for words in ["1 record dropped, a value is missing or no text; first ", place.as_str()] {
             assert!(report.contains(words), "{words:?} is not in {report}");
         }
     }
@@ -240,7 +240,9 @@ fn errors_about_the_tokenizer_name_the_record_that_needs_it() {
     let bare = tokenizer_with(None, &json!({}));
     let error = |content: &str| read_with(content, &bare, |_| {}).unwrap_err().to_string();
     let chat = error(CHAT);
-    assert!(chat.contains("rows.jsonl:1:") && chat.contains("no chat template"), "{chat}");
+    for words in ["rows.jsonl:1:", "no chat template", "data.chat_template", "chat_template.jinja"] {
+        assert!(chat.contains(words), "{words:?} is not in {chat}");
+    }
     let text = error(r#"{"text":"a"}"#);
     assert!(text.contains("rows.jsonl:1:") && text.contains("no eos_token"), "{text}");
 }
@@ -352,5 +354,5 @@ fn by_default_texts_are_split_and_chats_are_cut() {
     let cut = read(format!("{CHAT}\n{chat}")).unwrap();
     assert_eq!(cut.store.documents(), 2);
     assert!(cut.diagnoses[0].cut_share() > 0.5, "{}", cut.diagnoses[0]);
-    assert!(cut.diagnoses[0].to_string().contains(" %)"), "{}", cut.diagnoses[0]);
+    assert!(cut.diagnoses[0].to_string().contains(" % of all tokens"), "{}", cut.diagnoses[0]);
 }

@@ -44,9 +44,21 @@ fn trained(tokenizer: &Tokenizer, options: &EncodeOptions, record: &Json) -> Vec
     loss_text(tokenizer, &encode(tokenizer, options, record).unwrap())
 }
 
+fn messages(turns: &[(&str, &str)]) -> Json {
+    turns.iter().map(|(role, content)| json!({ "role": role, "content": content })).collect()
+}
+
 fn chat(turns: &[(&str, &str)]) -> Json {
-    let turn = |&(role, content): &(&str, &str)| json!({ "role": role, "content": content });
-    json!({ "messages": turns.iter().map(turn).collect::<Vec<_>>() })
+    json!({ "messages": messages(turns) })
+}
+
+/// Encodes records and counts what is found in them.
+fn diagnosed(tokenizer: &Tokenizer, options: &EncodeOptions, records: impl Iterator<Item = Json>) -> Diagnosis {
+    let mut diagnosis = Diagnosis::default();
+    for (index, record) in records.enumerate() {
+        diagnosis.add(&encode(tokenizer, options, &record).unwrap(), &place(index + 1));
+    }
+    diagnosis
 }
 
 fn kinds(encoded: &Encoded) -> Vec<FindingKind> {
@@ -57,11 +69,9 @@ fn kinds(encoded: &Encoded) -> Vec<FindingKind> {
 fn the_completion_counts_and_its_prompt_does_not() {
     let plain = tokenizer(None);
     let mut options = EncodeOptions::new(100);
-    let messages = json!({
-        "prompt": [{ "role": "user", "content": "q" }, { "role": "assistant", "content": "a1" }, { "role": "user", "content": "r" }],
-        "completion": [{ "role": "assistant", "content": "a2" }],
-    });
-    assert_eq!(trained(&tokenizer(Some(TEMPLATE)), &options, &messages), [".a2</s>."]);
+    let prompt = messages(&[("user", "q"), ("assistant", "a1"), ("user", "r")]);
+    let record = json!({ "prompt": prompt, "completion": messages(&[("assistant", "a2")]) });
+    assert_eq!(trained(&tokenizer(Some(TEMPLATE)), &options, &record), [".a2</s>."]);
     let record = json!({ "prompt": "What is the capital?", "completion": " Paris" });
     assert_eq!(trained(&plain, &options, &record), [". Paris</s>"]);
     options.train_on = TrainOn::All;
@@ -75,10 +85,9 @@ fn pair_options(max_seq_len: usize) -> EncodeOptions {
 #[test]
 fn a_pair_gives_two_examples_in_which_the_answers_alone_count() {
     let tokenizer = tokenizer(Some(TEMPLATE));
-    let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
-    let prompt = [turn("user", "q"), turn("assistant", "a1"), turn("user", "r")];
-    let record =
-        json!({ "prompt": prompt, "chosen": [turn("assistant", "good")], "rejected": [turn("assistant", "bad")] });
+    let prompt = messages(&[("user", "q"), ("assistant", "a1"), ("user", "r")]);
+    let (chosen, rejected) = (messages(&[("assistant", "good")]), messages(&[("assistant", "bad")]));
+    let record = json!({ "prompt": prompt, "chosen": chosen, "rejected": rejected });
     let encoded = encode(&tokenizer, &pair_options(200), &record).unwrap();
     assert_eq!(loss_text(&tokenizer, &encoded), [".good</s>.", ".bad</s>."]);
     assert!(encoded.is_chat && encoded.end_trained && encoded.findings.is_empty());
@@ -99,9 +108,8 @@ fn a_pair_gives_two_examples_in_which_the_answers_alone_count() {
 #[test]
 fn cross_entropy_of_a_pair_adds_only_its_prompt() {
     let tokenizer = tokenizer(Some(TEMPLATE));
-    let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
-    let (chosen, rejected) = ([turn("assistant", "good")], [turn("assistant", "bad")]);
-    let record = json!({ "prompt": [turn("user", "q")], "chosen": chosen, "rejected": rejected });
+    let (chosen, rejected) = (messages(&[("assistant", "good")]), messages(&[("assistant", "bad")]));
+    let record = json!({ "prompt": messages(&[("user", "q")]), "chosen": chosen, "rejected": rejected });
     let encoded = encode(&tokenizer, &pair_options(200), &record).unwrap();
     let rows = |pairs| {
         let options = PackOptions { pairs: Some(pairs), ..PackOptions::new(200) };
@@ -271,11 +279,8 @@ fn a_demand_for_ids_of_nine_characters_is_explained() {
 #[test]
 fn diagnosis_counts_records_and_keeps_the_first_places() {
     let tokenizer = tokenizer(Some(TEMPLATE));
-    let mut diagnosis = Diagnosis::default();
-    for row in 0..40 {
-        let record = if row % 4 == 0 { chat(&[("user", "q")]) } else { chat(&[("user", "q"), ("assistant", "a")]) };
-        diagnosis.add(&encode(&tokenizer, &EncodeOptions::new(40), &record).unwrap(), &place(row + 1));
-    }
+    let record = |row| chat(if row % 4 == 0 { &[("user", "q")] } else { &[("user", "q"), ("assistant", "a")] });
+    let diagnosis = diagnosed(&tokenizer, &EncodeOptions::new(40), (0..40).map(record));
     assert_eq!((diagnosis.rows, diagnosis.rows_kept, diagnosis.bad_rows, diagnosis.chats_ended), (40, 30, 10, 30));
     let report = diagnosis.to_string();
     assert!(report.contains("10 records dropped, nothing to train; first rows.jsonl:1: "), "{report}");
@@ -302,15 +307,9 @@ fn more_than_a_fifth_lost_to_the_length_is_a_warning() {
 #[test]
 fn too_many_bad_records_and_missing_ends_of_turns_are_refused() {
     let judge = |template: &str, bad: usize| {
-        let tokenizer = tokenizer(Some(template));
-        let mut diagnosis = Diagnosis::default();
-        for row in 0..100 {
-            let turns: &[(&str, &str)] =
-                if row < bad { &[("user", "q")] } else { &[("user", "q"), ("assistant", "a")] };
-            let encoded = encode(&tokenizer, &EncodeOptions::new(40), &chat(turns)).unwrap();
-            diagnosis.add(&encoded, &place(row + 1));
-        }
-        diagnosis.check(0.1, true)
+        let record = |row| chat(if row < bad { &[("user", "q")] } else { &[("user", "q"), ("assistant", "a")] });
+        let records = (0..100).map(record);
+        diagnosed(&tokenizer(Some(template)), &EncodeOptions::new(40), records).check(0.1, true)
     };
     assert!(judge(TEMPLATE, 10).is_ok());
     let error = judge(TEMPLATE, 11).unwrap_err();
@@ -383,19 +382,31 @@ fn flags_select_messages_of_any_role() {
 }
 
 #[test]
+fn an_unknown_role_is_found_unless_the_recipe_names_it() {
+    let (tokenizer, options) = (tokenizer(Some(TEMPLATE)), EncodeOptions::new(200));
+    let record = chat(&[("usr", "q"), ("assistant", "a")]);
+    let encoded = encode(&tokenizer, &options, &record).unwrap();
+    assert_eq!((kinds(&encoded), encoded.examples.len()), (vec![FindingKind::OtherRole], 1));
+    let detail = &encoded.findings[0].detail;
+    assert!(detail.contains("write data.roles = { \"usr\" = \"user\" }"), "{detail}");
+    let fields = Fields { roles: [("usr".to_owned(), "user".to_owned())].into(), ..Fields::default() };
+    let named = EncodeOptions { fields, ..options };
+    assert_eq!(kinds(&encode(&tokenizer, &named, &record).unwrap()), []);
+}
+
+#[test]
 fn a_source_without_any_flag_is_refused_with_the_keys_of_flags() {
     let tokenizer = tokenizer(Some(TEMPLATE));
     let options = EncodeOptions { train_on: TrainOn::Flags, ..EncodeOptions::new(200) };
     let rows = |flagged: usize| {
-        let mut diagnosis = Diagnosis::default();
-        for row in 0..20 {
+        let record = |row| {
             let mut record = chat(&[("user", "q"), ("assistant", "a")]);
             if row < flagged {
                 record["messages"][1]["train"] = true.into();
             }
-            diagnosis.add(&encode(&tokenizer, &options, &record).unwrap(), &place(row + 1));
-        }
-        diagnosis
+            record
+        };
+        diagnosed(&tokenizer, &options, (0..20).map(record))
     };
     for allowed in [0.1, 1.0] {
         let error = rows(0).check(allowed, true).unwrap_err();
@@ -415,9 +426,7 @@ fn with_loss_on_everything_the_end_counts_unless_it_is_cut_off() {
     let ended = |template: &str, max_seq_len| {
         let tokenizer = tokenizer(Some(template));
         let options = EncodeOptions { train_on: TrainOn::All, ..EncodeOptions::new(max_seq_len) };
-        let mut diagnosis = Diagnosis::default();
-        diagnosis.add(&encode(&tokenizer, &options, &record).unwrap(), &place(1));
-        diagnosis.check(0.1, true).is_ok()
+        diagnosed(&tokenizer, &options, [record.clone()].into_iter()).check(0.1, true).is_ok()
     };
     let plain = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}";
     assert!(ended(TEMPLATE, 99) && ended(plain, 99));

@@ -235,6 +235,19 @@ fn the_loss_of_an_assistant_is_its_flag_and_of_others_a_key() {
 }
 
 #[test]
+fn what_is_no_format_of_records_is_named() {
+    let turns = json!([{ "role": "user", "content": "q" }]);
+    refuses(json!({ "instruction;output": "a;b" }), &["';' separates the columns here", "write the file with commas"]);
+    refuses(json!({ "conversation": [{ "input": "a", "output": "b" }] }), &["xtuner's format", "\"messages\""]);
+    refuses(json!({ "mine": { "file_name": "mine.json" } }), &["dataset_info.json", "name the data file itself"]);
+    refuses(json!({ "architectures": ["A"], "model_type": "a" }), &["the configuration of a model"]);
+    let message = parse_with(&json!({ "messages": turns }), RecordFormat::Alpaca, &Fields::default()).unwrap_err();
+    let said = "data.format is \"alpaca\", and the rows are \"chat\": they have \"messages\". Remove data.format";
+    assert!(message.to_string().contains(said) && !message.is_bad_cell, "{message}");
+    assert!(parse_with(&json!({ "text": "a", "messages": turns }), RecordFormat::Text, &Fields::default()).is_ok());
+}
+
+#[test]
 fn similar_keys_are_suggested_with_the_line_to_write() {
     let turns = json!([{ "role": "user", "content": "q" }]);
     for (record, line) in [

@@ -1,10 +1,11 @@
 """Generates templates.json and the two tokenizers: what transformers renders, tokenizes and masks.
 
-Run in this folder: python make_templates.py (generated with transformers 5.23.0, tokenizers 0.23.3, jinja2 3.1.6).
+Run in this folder: python make_templates.py (generated with transformers 5.24.0, tokenizers 0.23.3, jinja2 3.1.6).
 
 The templates (templates/*.jinja) have the features of well-known families, with generation blocks, from which
 transformers computes the assistant mask. The Rust test renders them unchanged, and once without the block tags, which
-must give the same mask. Where a template refuses a conversation, "text" is null.
+must give the same mask. Where a template refuses a conversation, "text" is null. As Gemma 4's own template, the one here
+writes what a message with calls says after the results of the calls.
 """
 
 import json
@@ -29,6 +30,7 @@ STYLES = {
     "command_r": ("byte_level", "<s>", "<|END_OF_TURN_TOKEN|>"),
     "deepseek": ("byte_level", "<s>", "<|end▁of▁sentence|>"),
     "gemma": ("metaspace", "<s>", "</s>"),
+    "gemma4": ("metaspace", "<s>", "</s>"),
     "llama2": ("metaspace", "<s>", "</s>"),
     "llama3": ("byte_level", "<|begin_of_text|>", "<|eot_id|>"),
     "llama3_tools": ("byte_level", "<|begin_of_text|>", "<|eot_id|>"),
@@ -165,7 +167,10 @@ def metaspace():
     vocab = saved["model"]["vocab"]
     for byte in range(256):
         vocab[f"<0x{byte:02X}>"] = len(vocab)
-    return Tokenizer.from_str(json.dumps(saved))
+    tokenizer = Tokenizer.from_str(json.dumps(saved))
+    parts = ("turn", "channel", "tool", "tool_call", "tool_response")
+    tokenizer.add_special_tokens(["<|\"|>", *(token for part in parts for token in (f"<|{part}>", f"<{part}|>"))])
+    return tokenizer
 
 
 def case(tokenizer, template, messages, tools):

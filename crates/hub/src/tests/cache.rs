@@ -183,3 +183,11 @@ fn a_refusal_is_no_reason_to_take_the_cache() {
         assert!(error.contains("that you can access") && !error.contains(TOKEN), "{error}");
     }
 }
+
+#[test]
+fn an_endpoint_without_its_beginning_is_named() {
+    let message = Client::of("me:secret@hf-mirror.com").hub().listing(&id("o/n")).unwrap_err().to_string();
+    let expected =
+        "HF_ENDPOINT=hf-mirror.com is no address: write it with its beginning, HF_ENDPOINT=https://hf-mirror.com";
+    assert_eq!(message, expected);
+}

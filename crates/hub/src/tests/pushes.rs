@@ -26,13 +26,13 @@ fn weights() -> Vec<u8> {
 }
 
 fn push(client: &Client, folder: &Path) -> Result<Pushed, HubError> {
-    client.hub().push(&Push {
-        id: id("org/mine"),
-        private: None,
-        message: "Upload adapter".to_owned(),
-        folder: folder.to_owned(),
-        texts: vec![("README.md".to_owned(), "# card\n".to_owned())],
-    })
+    push_to("org/mine", None, client, folder)
+}
+
+fn push_to(name: &str, private: Option<bool>, client: &Client, folder: &Path) -> Result<Pushed, HubError> {
+    let texts = vec![("README.md".to_owned(), "# card\n".to_owned())];
+    let message = "Upload adapter".to_owned();
+    client.hub().push(&Push { id: id(name), private, message, folder: folder.to_owned(), texts })
 }
 
 #[test]
@@ -105,15 +105,7 @@ fn what_the_storage_has_is_not_sent_again() {
 #[test]
 fn a_new_repository_is_private_where_that_is_requested() {
     let (hub, folder) = (ImitatedHub::new(TOKEN), adapter());
-    let client = Client::new(&hub).with_token();
-    let push = Push {
-        id: id("org/hidden"),
-        private: Some(true),
-        message: "m".into(),
-        folder: folder.path().into(),
-        texts: vec![],
-    };
-    client.hub().push(&push).unwrap();
+    push_to("org/hidden", Some(true), &Client::new(&hub).with_token(), folder.path()).unwrap();
     assert!(hub.store().repos["org/hidden"].is_private);
 }
 

@@ -118,10 +118,6 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(&self, notes: Vec<String>) {
-        self.lock().notes.extend(notes);
-    }
-
     /// Samples until the monitor is dropped.
     fn repeat(&self, mut read: impl FnMut(&mut Sample)) {
         let mut process = ProcessSampler::default();
@@ -151,7 +147,7 @@ fn sample(target: UsageTarget, shared: &Shared) {
         UsageTarget::Process => shared.repeat(|_| ()),
         UsageTarget::Nvidia { uuid, library } => {
             if let Err(error) = nvidia::watch(&uuid, library.as_deref(), shared) {
-                shared.note(vec![format!("the card's usage is not sampled: NVML reports \"{error}\"")]);
+                shared.lock().notes.push(format!("the card's usage is not sampled: NVML reports \"{error}\""));
                 shared.repeat(|_| ());
             }
         }

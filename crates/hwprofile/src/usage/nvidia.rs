@@ -42,7 +42,7 @@ pub(super) fn watch(uuid: &str, library: Option<&Path>, shared: &Shared) -> Resu
     };
     let device = nvml.device_by_uuid(uuid)?;
     let (mut card, notes) = Card::new(&nvml, device);
-    shared.note(notes);
+    shared.lock().notes.extend(notes);
     shared.repeat(|sample| card.read(sample));
     Ok(())
 }

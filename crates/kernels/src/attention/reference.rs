@@ -1,11 +1,12 @@
-//! Attention in ordinary Burn operations, one document at a time: exact, and quadratic only in the longest document.
+//! Attention in ordinary Burn operations, one document at a time, and long ones in tiles of queries: exact, and its memory is linear in the longest
+//! document.
 //!
 //! Query heads that share a key/value head are stacked along the token axis, so every GEMM is one batched matmul over the key/value
 //! heads. The backward recomputes the probabilities from the saved log-sum-exp (Dao et al., FlashAttention, 2022, section 3.1): with
 //! `p = exp(s - lse)` and `delta = Σ do * o`, `ds = p * (do vᵀ - delta)`. A soft cap `c = cap tanh(s / cap)` of the scaled scores multiplies
 //! `ds` by `1 - (c / cap)²`. A sink of logit `b` only scales the output by `exp(lse - lse')` with `lse' = log(exp(lse) + exp(b))`; given that
 //! output and `lse'` the backward is the same, and `db = -Σ exp(b - lse') delta`.
-//! Trade-off: all scores of a document exist at once, including those outside a window.
+//! Trade-off: all scores of a tile exist at once, including hidden ones; gradients of keys and values are added up over tiles.
 
 use std::ops::Range;
 
@@ -17,6 +18,9 @@ use crate::dtype::{capped, to_dtype, to_f32, weighted};
 
 /// Added to the scores of masked keys; finite, so that a fully masked row never becomes NaN.
 const MASKED: f32 = -1e30;
+
+/// Most scores of all heads that exist at once, unless those of one query are more.
+pub(crate) const MAX_SCORES: usize = 1 << 26;
 
 /// A batched matmul. Burn's own is exact where it multiplies in f32; on CUDA it rounds operands to 19 bits (TF32).
 pub(crate) type Multiply<B> = fn(Tensor<B, 3>, Tensor<B, 3>) -> Tensor<B, 3>;
@@ -38,10 +42,21 @@ pub(crate) fn forward_by<B: Backend>(
     spec: &AttentionSpec,
     documents: &Documents<B>,
 ) -> AttentionOutput<B> {
+    forward_in_tiles(multiply, MAX_SCORES, qkv, sinks, spec, documents)
+}
+
+fn forward_in_tiles<B: Backend>(
+    multiply: Multiply<B>,
+    max_scores: usize,
+    qkv: &Qkv<B>,
+    sinks: Option<&Sinks<B>>,
+    spec: &AttentionSpec,
+    documents: &Documents<B>,
+) -> AttentionOutput<B> {
     let (mut outputs, mut log_sums) = (Vec::new(), Vec::new());
-    for range in documents.ranges() {
-        let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|x| rows(x, &range));
-        let (o, log_sum_ht) = one_sequence(multiply, [q, k, v], sinks, spec);
+    for [queries, keys] in documents.ranges().flat_map(|range| tiles(range, spec, max_scores)) {
+        let [k, v] = [&qkv.k, &qkv.v].map(|x| rows(x, &keys));
+        let (o, log_sum_ht) = one_sequence(multiply, [rows(&qkv.q, &queries), k, v], sinks, spec);
         outputs.push(o);
         log_sums.push(log_sum_ht);
     }
@@ -93,19 +108,67 @@ pub(crate) fn backward_by<B: Backend>(
     d_o: Tensor<B, 2>,
     documents: &Documents<B>,
 ) -> Qkv<B> {
+    backward_in_tiles(multiply, MAX_SCORES, qkv, spec, output, d_o, documents)
+}
+
+fn backward_in_tiles<B: Backend>(
+    multiply: Multiply<B>,
+    max_scores: usize,
+    qkv: Qkv<B>,
+    spec: &AttentionSpec,
+    output: AttentionOutput<B>,
+    d_o: Tensor<B, 2>,
+    documents: &Documents<B>,
+) -> Qkv<B> {
     let layout = output.statistics.layout;
     assert_eq!(layout, StatisticsLayout::HeadsTokens, "the reference backward reads what the reference forward wrote");
     let (mut dqs, mut dks, mut dvs) = (Vec::new(), Vec::new(), Vec::new());
     for range in documents.ranges() {
-        let of_document = |x: &Tensor<B, 2>| rows(x, &range);
-        let qkv = Qkv { q: of_document(&qkv.q), k: of_document(&qkv.k), v: of_document(&qkv.v) };
-        let log_sum_ht = output.statistics.log_sum_exp.clone().narrow(1, range.start, range.len());
-        let gradients = one_backward(multiply, qkv, spec, of_document(&output.o), log_sum_ht, of_document(&d_o));
-        dqs.push(gradients.q);
-        dks.push(gradients.k);
-        dvs.push(gradients.v);
+        let mut sums: Option<[Tensor<B, 2>; 2]> = None;
+        for [queries, keys] in tiles(range.clone(), spec, max_scores) {
+            let of_queries = |x: &Tensor<B, 2>| rows(x, &queries);
+            let of_tile = Qkv { q: of_queries(&qkv.q), k: rows(&qkv.k, &keys), v: rows(&qkv.v, &keys) };
+            let log_sum_ht = output.statistics.log_sum_exp.clone().narrow(1, queries.start, queries.len());
+            let gradients = one_backward(multiply, of_tile, spec, of_queries(&output.o), log_sum_ht, of_queries(&d_o));
+            dqs.push(gradients.q);
+            let parts = [gradients.k, gradients.v];
+            sums = Some(if queries == range { parts } else { added(sums, parts, &range, &keys) });
+        }
+        let [dk, dv] = sums.expect("a document has a tile");
+        dks.push(dk);
+        dvs.push(dv);
     }
     Qkv { q: join(dqs, 0), k: join(dks, 0), v: join(dvs, 0) }
+}
+
+/// Adds gradients of the keys and values of a tile to those of its document.
+fn added<B: Backend>(
+    sums: Option<[Tensor<B, 2>; 2]>,
+    parts: [Tensor<B, 2>; 2],
+    document: &Range<usize>,
+    keys: &Range<usize>,
+) -> [Tensor<B, 2>; 2] {
+    let zeros = |part: &Tensor<B, 2>| Tensor::zeros([document.len(), part.dims()[1]], (&part.device(), part.dtype()));
+    let sums = sums.unwrap_or_else(|| parts.each_ref().map(zeros));
+    let place = keys.start - document.start..keys.end - document.start;
+    let mut parts = parts.into_iter();
+    sums.map(|sum| {
+        let part = parts.next().expect("two gradients");
+        let ranges = [place.clone(), 0..part.dims()[1]];
+        sum.clone().slice_assign(ranges.clone(), sum.slice(ranges).add(part))
+    })
+}
+
+/// Cuts a document into tiles of queries with at most so many scores, each with the keys that it sees.
+fn tiles(document: Range<usize>, spec: &AttentionSpec, max_scores: usize) -> impl Iterator<Item = [Range<usize>; 2]> {
+    let (window, step) = (spec.window, (max_scores / (spec.heads * document.len().max(1))).max(1));
+    document.clone().step_by(step).map(move |start| {
+        let queries = start..document.end.min(start + step);
+        let hidden = window.map_or(document.start, |window| (start + 1).saturating_sub(window).max(document.start));
+        // A document in one tile is as it always was.
+        let first = if queries == document { document.start } else { hidden };
+        [queries.clone(), first..queries.end]
+    })
 }
 
 /// Stores new keys and values for [`crate::AttentionOps::cached_attention`].
@@ -135,12 +198,18 @@ pub(crate) fn cached<B: Backend>(
     spec: &AttentionSpec,
 ) -> Tensor<B, 2> {
     let [keys, values] = cache.tensors();
-    let outputs = tokens.in_pass().map(|(new, in_pass)| {
+    let outputs = tokens.in_pass().flat_map(|(new, in_pass)| {
         // No query attends to keys before the window of the first one.
         let hidden = spec.window.map_or(0, |window| (new.all() + 1).saturating_sub(new.count + window));
         let seen = new.rows(hidden..new.all());
         let gathered = |stored: &Tensor<B, 2>| join(seen.iter().map(|range| rows(stored, range)).collect(), 0);
-        one_sequence(multiply, [rows(&q, &in_pass), gathered(&keys), gathered(&values)], sinks, spec).0
+        let (keys, values) = (gathered(&keys), gathered(&values));
+        let [past, _] = keys.dims();
+        let tile = |[queries, _]: [Range<usize>; 2]| {
+            let seen = 0..past - (in_pass.end - queries.end);
+            one_sequence(multiply, [rows(&q, &queries), rows(&keys, &seen), rows(&values, &seen)], sinks, spec).0
+        };
+        tiles(in_pass.clone(), spec, MAX_SCORES / past.div_ceil(new.count)).map(tile).collect::<Vec<_>>()
     });
     join(outputs.collect(), 0)
 }
@@ -185,6 +254,7 @@ fn with_sinks<B: Backend>(
     (o.mul(log_sum_hn1.sub(merged_hn1.clone()).exp()), merged_hn1)
 }
 
+/// Computes the gradients of the last `n` queries of a document, and their part of those of its `t >= n` keys and values.
 fn one_backward<B: Backend>(
     multiply: Multiply<B>,
     Qkv { q, k, v }: Qkv<B>,
@@ -193,7 +263,7 @@ fn one_backward<B: Backend>(
     log_sum_ht: Tensor<B, 2>,
     d_o: Tensor<B, 2>,
 ) -> Qkv<B> {
-    let (dtype, [tokens, _]) = (q.dtype(), q.dims());
+    let (dtype, [tokens, _], [past, _]) = (q.dtype(), q.dims(), k.dims());
     let (heads, groups, head_dim) = (spec.heads, spec.kv_heads, spec.head_dim);
     let stack = |x: Tensor<B, 3>, last: usize| x.reshape([groups, heads / groups * tokens, last]);
 
@@ -203,12 +273,12 @@ fn one_backward<B: Backend>(
     let p_htt = masked(capped_htt, spec).sub(log_sum).exp();
     let (q_htk, do_htk) = (heads_first(q, heads).mul_scalar(spec.scale), heads_first(d_o, heads));
     let delta_ht1 = do_htk.clone().mul(heads_first(o, heads)).sum_dim(2);
-    let (q, d_o, p) = (stack(q_htk, head_dim), stack(do_htk, head_dim), stack(p_htt.clone(), tokens));
+    let (q, d_o, p) = (stack(q_htk, head_dim), stack(do_htk, head_dim), stack(p_htt.clone(), past));
     let (k_gtk, v_gtk) = (heads_first(k, groups), heads_first(v, groups));
 
     let dv_gtk = multiply(p.transpose(), d_o.clone());
-    let dp_htt = multiply(d_o, v_gtk.transpose()).reshape([heads, tokens, tokens]);
-    let ds = stack(weighted(p_htt.mul(dp_htt.sub(delta_ht1)), slope_htt), tokens);
+    let dp_htt = multiply(d_o, v_gtk.transpose()).reshape([heads, tokens, past]);
+    let ds = stack(weighted(p_htt.mul(dp_htt.sub(delta_ht1)), slope_htt), past);
     let dq_htk = multiply(ds.clone(), k_gtk).mul_scalar(spec.scale).reshape([heads, tokens, head_dim]);
     let dk_gtk = multiply(ds.transpose(), q);
     Qkv { q: side_by_side(dq_htk, dtype), k: side_by_side(dk_gtk, dtype), v: side_by_side(dv_gtk, dtype) }
@@ -321,25 +391,22 @@ mod tests {
     }
 
     #[test]
-    fn attention_backward_equals_finite_differences() {
-        let (spec, packed) = (AttentionSpec { soft_cap: Some(1.5), ..spec(2, 1, 4, Some(3)) }, documents(&[0, 4]));
-        let (qkv, d_o) = (inputs(1, 4, &spec), random::<Plain, 2>(4, [4, 8]));
-        let loss = |q: Tensor<Plain, 2>| {
-            let qkv = Qkv { q, ..qkv.clone() };
-            forward(&qkv, None, &spec, &packed).o.mul(d_o.clone()).sum().into_scalar()
-        };
-        let output = forward(&qkv, None, &spec, &packed);
-        let (gradients, _) = backward(qkv.clone(), None, &spec, output, d_o.clone(), &packed);
-        let dq: Vec<f32> = gradients.q.into_data().to_vec().unwrap();
-        let values: Vec<f32> = qkv.q.to_data().to_vec().unwrap();
-        let moved = |index: usize, by: f32| {
-            let mut values = values.clone();
-            values[index] += by;
-            Tensor::<Plain, 1>::from_floats(values.as_slice(), &Default::default()).reshape([4, 8])
-        };
-        for (index, &expected) in dq.iter().enumerate() {
-            let slope = (loss(moved(index, 1e-2)) - loss(moved(index, -1e-2))) / 2e-2;
-            assert!((slope - expected).abs() < 2e-3, "element {index}: slope {slope}, gradient {expected}");
+    fn tiles_of_queries_compute_what_one_tile_computes() {
+        for (window, soft_cap) in [(None, None), (Some(5), None), (None, Some(0.5))] {
+            let spec = AttentionSpec { soft_cap, ..spec(4, 2, 8, window) };
+            let (qkv, packed) = (inputs(1, 20, &spec), documents(&[0, 3, 20]));
+            let d_o = random::<Plain, 2>(4, [20, spec.query_size()]);
+            let in_tiles = |max_scores| {
+                let output = forward_in_tiles(Tensor::matmul, max_scores, &qkv, None, &spec, &packed);
+                let (o, d_o) = (output.o.clone(), d_o.clone());
+                let Qkv { q, k, v } =
+                    backward_in_tiles(Tensor::matmul, max_scores, qkv.clone(), &spec, output, d_o, &packed);
+                [o, q, k, v]
+            };
+            // Five queries of the longer document.
+            for (tiled, whole) in in_tiles(4 * 17 * 5).into_iter().zip(in_tiles(MAX_SCORES)) {
+                assert_close(tiled, whole, 1e-5);
+            }
         }
     }
 

@@ -50,7 +50,7 @@ impl BackendKind {
     pub fn half_gemms_refusal(self) -> Option<&'static str> {
         match self {
             #[cfg(feature = "wgpu")]
-            Self::Wgpu => wgpu::matrices_refusal(),
+            Self::Wgpu => wgpu::refusals().gemms.as_deref(),
             _ => Some("its GEMMs multiply in the format of activations"),
         }
     }
@@ -59,7 +59,7 @@ impl BackendKind {
     pub fn half_attention_refusal(self) -> Option<&'static str> {
         match self {
             #[cfg(feature = "wgpu")]
-            Self::Wgpu => wgpu::attention_refusal(),
+            Self::Wgpu => wgpu::refusals().attention.as_deref(),
             _ => None,
         }
     }

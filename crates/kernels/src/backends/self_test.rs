@@ -3,7 +3,7 @@
 
 use super::kind::SelfTest;
 use crate::Kernels;
-use crate::conformance::{Case, Finding, attention, begin_attention, usual_operations};
+use crate::conformance::{self, Case, Extent, Finding, attention, begin_attention};
 
 /// Runs every operation, attention over documents of several lengths and of one. A backend may have several kernels of attention for
 /// packed documents: `choose_other` makes it use the other ones, and those run as well.
@@ -12,9 +12,9 @@ pub(super) fn operations<B: Kernels>(test: SelfTest, device: &B::Device, choose_
     let uniform = Case { documents: vec![64, 64], ..case.clone() };
     begin_attention::<B>(&case, device);
     begin_attention::<B>(&uniform, device);
-    let mut findings = usual_operations::<B>(&case, device);
-    findings.extend(attention::<B>(&uniform, device));
+    let mut findings = conformance::operations::<B>(&case, device, Extent::First);
+    findings.extend(attention::<B>(&uniform, device, Extent::First));
     choose_other();
-    findings.extend(attention::<B>(&case, device));
+    findings.extend(attention::<B>(&case, device, Extent::First));
     findings
 }

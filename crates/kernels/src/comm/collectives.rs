@@ -53,7 +53,7 @@ pub trait DeviceSide<B: Backend>: Send + Sync {
 }
 
 impl Communicator {
-    /// Sums each tensor over all ranks; every rank gets the same bits.
+    /// Sums each tensor, f32 or bf16, over all ranks, in its format; every rank gets the same bits.
     ///
     /// # Errors
     /// [`CommError`] if a rank is gone or sends something else.
@@ -98,7 +98,7 @@ impl Communicator {
         }
     }
 
-    /// Starts to sum each f32 tensor over all ranks, for the rank that is named with it. On the others the result is undefined.
+    /// Starts to sum each tensor, f32 or bf16, over all ranks, for the rank that is named with it. On the others the result is undefined.
     ///
     /// # Errors
     /// The same as those of [`Communicator::all_reduce_sum`].

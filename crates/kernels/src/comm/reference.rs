@@ -1,6 +1,6 @@
 //! Collectives through host memory: every rank gets the bytes of all ranks and computes the result itself.
 //!
-//! Sums are added in rank order in f64 and rounded to f32 once, so every rank gets the same bits.
+//! Sums are added in rank order in f64 and rounded to f32, and to the format of their tensor, so every rank gets the same bits.
 //! Trade-off: every rank receives everything and waits for the device, which is exact and simple but does not scale.
 
 use std::sync::Arc;
@@ -25,9 +25,9 @@ pub(super) fn all_reduce_sum<B: Backend>(
     let sum = sum_of(gathered(ranks, "all_reduce_sum", own, |_| expected)?.iter().map(|sent| &sent[..]));
     let mut start = 0;
     let part = |tensor: Tensor<B, 1>| {
-        let ([length], device) = (tensor.dims(), tensor.device());
+        let [length] = tensor.dims();
         start += length;
-        Tensor::from_floats(&sum[start - length..start], &device)
+        like(&tensor, &sum[start - length..start])
     };
     Ok(tensors.into_iter().map(part).collect())
 }
@@ -73,8 +73,7 @@ pub(super) fn reduce_each<B: Backend>(
         if root != ranks.rank() {
             return tensor;
         }
-        let sum = sum_of(gathered.iter().map(|sent| &sent[start..end]));
-        Tensor::from_floats(sum.as_slice(), &tensor.device())
+        like(&tensor, &sum_of(gathered.iter().map(|sent| &sent[start..end])))
     };
     Ok(tensors.into_iter().map(sum).collect())
 }
@@ -104,6 +103,12 @@ fn sum_of<'a>(of_ranks: impl Iterator<Item = &'a [u8]>) -> Vec<f32> {
         sums.iter_mut().zip(values(bytes)).for_each(|(sum, value)| *sum += f64::from(value));
     }
     sums.into_iter().map(|sum| sum as f32).collect()
+}
+
+/// Creates a tensor of these values in the format of another one.
+fn like<B: Backend>(tensor: &Tensor<B, 1>, values: &[f32]) -> Tensor<B, 1> {
+    let data = TensorData::new(values.to_vec(), [values.len()]).convert_dtype(tensor.dtype());
+    Tensor::from_data(data, (&tensor.device(), tensor.dtype()))
 }
 
 fn bytes<B: Backend>(tensor: Tensor<B, 1>) -> Vec<u8> {
@@ -153,6 +158,20 @@ mod tests {
             });
             assert!(results.iter().all(|result| *result == expected_sum(world_size)));
         }
+    }
+
+    #[test]
+    fn sums_of_bf16_are_rounded_once_and_stay_in_bf16() {
+        let narrow = |rank| of_rank(rank).cast(DType::BF16);
+        let terms = (0..3).map(|rank| host(narrow(rank).cast(DType::F32)));
+        let expected = terms.reduce(|sum, term| sum.iter().zip(term).map(|(a, b)| a + b).collect()).unwrap();
+        let expected = Tensor::<Plain, 1>::from_floats(expected.as_slice(), &Default::default()).cast(DType::BF16);
+        let results = on_all_ranks(3, |ranks| {
+            let all = all_reduce_sum(ranks, vec![narrow(ranks.rank())]).unwrap().remove(0);
+            let each = reduce_each(ranks, (0..3).map(|root| (narrow(ranks.rank()), root)).collect()).unwrap();
+            [all.into_data(), each[ranks.rank()].to_data()]
+        });
+        assert!(results.iter().flatten().all(|sum| *sum == expected.to_data()));
     }
 
     #[test]

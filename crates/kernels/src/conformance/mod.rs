@@ -10,24 +10,15 @@ pub(crate) mod check;
 use burn_tensor::DType;
 use firebrick_precision::difference::is_within;
 
-pub use self::check::{Case, Finding, tolerance};
+pub use self::check::{Case, Extent, Finding, tolerance};
 
-use self::check::{Check, Extent};
+use self::check::Check;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 use crate::Hint;
 use crate::Kernels;
 
-/// Runs every operation in all its variants.
-pub fn every_operation<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
-    run::<B>(case, device, Extent::All)
-}
-
-/// Runs every operation in its most usual variant, which is fast enough before a run starts.
-pub fn usual_operations<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
-    run::<B>(case, device, Extent::First)
-}
-
-fn run<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Finding> {
+/// Runs every operation.
+pub fn operations<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Finding> {
     let mut check = Check::<B>::new(case, device, extent);
     crate::norm::conformance::check(&mut check);
     crate::embedding::conformance::check(&mut check);
@@ -49,7 +40,7 @@ fn run<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Findi
     check.findings
 }
 
-/// Starts to prepare the attention that [`usual_operations`] or [`attention`] will need for a case.
+/// Starts to prepare the attention that [`operations`] or [`attention`] will need for a case.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 pub(crate) fn begin_attention<B: Kernels>(case: &Case, device: &B::Device) {
     let check = Check::<B>::new(case, device, Extent::First);
@@ -58,16 +49,7 @@ pub(crate) fn begin_attention<B: Kernels>(case: &Case, device: &B::Device) {
 }
 
 /// Runs attention alone: documents of one length may use another kernel than packed ones.
-pub fn attention<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
-    attention_in::<B>(case, device, Extent::First)
-}
-
-/// Runs attention alone, in all its variants.
-pub fn every_attention<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
-    attention_in::<B>(case, device, Extent::All)
-}
-
-fn attention_in<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Finding> {
+pub fn attention<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Finding> {
     let mut check = Check::<B>::new(case, device, extent);
     crate::attention::conformance::check(&mut check);
     check.findings
@@ -102,7 +84,7 @@ mod tests {
     use super::*;
 
     fn assert_case(case: &Case) {
-        let findings = every_operation::<Flex>(case, &Default::default());
+        let findings = operations::<Flex>(case, &Default::default(), Extent::All);
         assert!(findings.len() > 100, "{} findings", findings.len());
         for finding in findings {
             // Gradients that are exactly zero are compared with an absolute 1e-3 (see `Check::compare`). Rounding
@@ -139,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_usual_operations_are_of_every_subject() {
-        let findings = usual_operations::<Flex>(&Case::small(DType::F32, 32), &Default::default());
+        let findings = operations::<Flex>(&Case::small(DType::F32, 32), &Default::default(), Extent::First);
         for subject in [
             "rms_norm",
             "embed",
@@ -156,14 +138,14 @@ mod tests {
         ] {
             assert!(findings.iter().any(|finding| finding.what.starts_with(subject)), "{subject} is missing");
         }
-        let all = every_operation::<Flex>(&Case::small(DType::F32, 32), &Default::default());
+        let all = operations::<Flex>(&Case::small(DType::F32, 32), &Default::default(), Extent::All);
         assert!(findings.len() * 2 < all.len(), "{} of {}", findings.len(), all.len());
     }
 
     #[test]
     fn half_formats_take_the_reference_bodies() {
         let case = Case { window: Some(9), ..Case::small(DType::BF16, 32) };
-        verdict(DType::BF16, every_operation::<Flex>(&case, &Default::default())).unwrap();
+        verdict(DType::BF16, operations::<Flex>(&case, &Default::default(), Extent::All)).unwrap();
     }
 
     #[test]

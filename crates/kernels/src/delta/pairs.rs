@@ -1,27 +1,14 @@
 //! Between the rows of a chunk: products of keys and queries that decay with their distance, their backward, and the inverse of a triangular matrix.
 //!
 //! With `G` the sum of the log decays from the start of the chunk to a row, the decay from row `j` to a later row `i` is `exp(G_i - G_j)`. Both
-//! exponentials alone may overflow, so the difference comes first. A decay per key channel is inside the product over channels: there the lower
-//! triangle is cut by halves into squares, and `exp(G_i - G_r) exp(G_r - G_j)` with `r` between the rows and columns of a square are two factors of
-//! at most one.
-//! Trade-off: of each matrix product by halves all but one square is masked. Sums lose digits where one token forgets everything: after `g = -1000`,
-//! later decays in its chunk are right to 6e-5.
+//! exponentials alone may overflow, so the difference comes first.
+//! Trade-off: of each matrix product of the inverse all but one square is masked. Sums lose digits where one token forgets everything: after
+//! `g = -1000`, later decays in its chunk are right to 6e-5.
 
 use burn_tensor::{Tensor, TensorData, backend::Backend};
 
-/// Decays from rows of a chunk to later ones.
-pub(super) struct PairDecays<B: Backend> {
-    levels: Vec<Level<B>>,
-    is_per_channel: bool,
-}
-
-/// A part of the lower triangle.
-struct Level<B: Backend> {
-    /// Factors of the products, zero outside of the part: `[m, h, c, c]`, or the same for all, `[1, 1, c, c]`.
-    weights: Tensor<B, 4>,
-    /// Factors of later rows and of earlier ones before the product, `[m, h, c, k]`.
-    factors: Option<[Tensor<B, 4>; 2]>,
-}
+/// Decays from rows of a chunk to later ones, zero to others, `[m, h, c, c]`.
+pub(super) struct PairDecays<B: Backend>(Tensor<B, 4>);
 
 /// Gradients of [`PairDecays::products`].
 pub(super) struct PairGradients<B: Backend> {
@@ -34,40 +21,21 @@ pub(super) struct PairGradients<B: Backend> {
 }
 
 impl<B: Backend> PairDecays<B> {
-    /// Takes `G`, `[m, h, c, 1]` for a decay of heads, `[m, h, c, k]` for one of key channels.
-    pub(super) fn new(log: &Tensor<B, 4>, is_per_channel: bool) -> Self {
-        let ([chunks, heads, rows, width], device) = (log.dims(), log.device());
-        if !is_per_channel {
-            let lower = mask(rows, &device, |row, column| row >= column);
-            let differences = log.clone().sub(transposed(log.clone())).mul(lower.clone());
-            return Self {
-                levels: vec![Level { weights: differences.exp().mul(lower), factors: None }],
-                is_per_channel,
-            };
-        }
-        let diagonal = Level { weights: mask(rows, &device, |row, column| row == column), factors: None };
-        let of_half = |size: usize| {
-            let doubles = log.clone().reshape([chunks, heads, rows / (2 * size), 2 * size, width]);
-            let since = doubles.clone().sub(doubles.narrow(3, size - 1, 1)).reshape(log.dims());
-            // Rows of the other half have no use for their factor, which might overflow.
-            let factors = [since.clone(), since.neg()].map(|log| log.clamp_max(0.0).exp());
-            Level { weights: squares(rows, size, &device), factors: Some(factors) }
-        };
-        Self { levels: std::iter::once(diagonal).chain(halves(rows).map(of_half)).collect(), is_per_channel }
+    /// Takes `G`, `[m, h, c, 1]`.
+    pub(super) fn new(log: &Tensor<B, 4>) -> Self {
+        let lower = mask(log.dims()[2], &log.device(), |row, column| row >= column);
+        let differences = log.clone().sub(transposed(log.clone())).mul(lower.clone());
+        Self(differences.exp().mul(lower))
     }
 
     /// Computes `x_i · y_j`, decayed from row `j` to row `i`, for `j <= i`, else zero, `[m, h, c, c]`.
     pub(super) fn products(&self, x: &Tensor<B, 4>, y: &Tensor<B, 4>) -> Tensor<B, 4> {
-        let of_level = |level: &Level<B>| {
-            let [x, y] = level.scaled(x, y);
-            x.matmul(transposed(y)).mul(level.weights.clone())
-        };
-        self.levels.iter().map(of_level).reduce(Tensor::add).expect("there is a level")
+        x.clone().matmul(transposed(y.clone())).mul(self.0.clone())
     }
 
     /// Backward of [`PairDecays::products`] from their gradients `d` and the products themselves.
     ///
-    /// The gradients of a head's decays are sums of one matrix over its rows and columns, which cancel exactly whatever the precision of matrix
+    /// The gradients of decays are sums of one matrix over its rows and columns, which cancel exactly whatever the precision of matrix
     /// products. `x · dx - y · dy`, the same in exact arithmetic, would put the gradient of their rate off by 3e-2 with operands of 19 bits.
     pub(super) fn backward(
         &self,
@@ -76,33 +44,10 @@ impl<B: Backend> PairDecays<B> {
         x: &Tensor<B, 4>,
         y: &Tensor<B, 4>,
     ) -> PairGradients<B> {
-        let of_level = |level: &Level<B>| {
-            let ([x, y], d) = (level.scaled(x, y), d.clone().mul(level.weights.clone()));
-            let [dx, dy] = [d.clone().matmul(y), transposed(d).matmul(x)];
-            level.scaled(&dx, &dy)
-        };
-        let sum =
-            |[dx, dy]: [Tensor<B, 4>; 2], [more_dx, more_dy]: [Tensor<B, 4>; 2]| [dx.add(more_dx), dy.add(more_dy)];
-        let [dx, dy] = self.levels.iter().map(of_level).reduce(sum).expect("there is a level");
-        let log = if self.is_per_channel {
-            x.clone().mul(dx.clone()).sub(y.clone().mul(dy.clone()))
-        } else {
-            let of_pairs = d.mul(products);
-            of_pairs.clone().sum_dim(3).sub(transposed(of_pairs.sum_dim(2)))
-        };
-        PairGradients { x: dx, y: dy, log }
-    }
-}
-
-impl<B: Backend> Level<B> {
-    /// Multiplies values, or gradients, of later rows and of earlier ones by their factors.
-    fn scaled(&self, later: &Tensor<B, 4>, earlier: &Tensor<B, 4>) -> [Tensor<B, 4>; 2] {
-        match &self.factors {
-            Some([of_later, of_earlier]) => {
-                [later.clone().mul(of_later.clone()), earlier.clone().mul(of_earlier.clone())]
-            }
-            None => [later.clone(), earlier.clone()],
-        }
+        let of_pairs = d.clone().mul(products);
+        let log = of_pairs.clone().sum_dim(3).sub(transposed(of_pairs.sum_dim(2)));
+        let d = d.mul(self.0.clone());
+        PairGradients { x: d.clone().matmul(y.clone()), y: transposed(d).matmul(x.clone()), log }
     }
 }
 

@@ -11,7 +11,7 @@ use burn_tensor::activation::sigmoid;
 use burn_tensor::{DType, Tensor, backend::Backend};
 use firebrick_arch::DeltaNetSpec;
 
-use super::rule::{self, RuleInputs, Update};
+use super::rule::{self, RuleInputs};
 use super::{Chunks, DeltaGradients, DeltaInputs, DeltaOutput, DeltaParameters, DeltaState};
 use crate::attention::{CachedTokens, Documents};
 use crate::dtype::{to_dtype, to_f32};
@@ -29,7 +29,7 @@ pub fn forward<B: Backend>(
 ) -> DeltaOutput<B> {
     let (prepared, chunks) = (Prepared::new(inputs, parameters, spec), chunks(documents));
     let start = start.map(|start| among(&chunks, 0, start));
-    let output = rule::forward(prepared.rule_inputs(spec), Update::Delta, &chunks, start);
+    let output = rule::forward(prepared.rule_inputs(spec), &chunks, start);
     let end = documents.goes_on.then(|| of_document(&chunks, documents.count() - 1, output.ends));
     DeltaOutput { o: to_dtype(side_by_side(output.o), inputs.qkv.dtype()), states: output.states, end }
 }
@@ -60,7 +60,7 @@ pub fn backward<B: Backend>(
     let prepared = Prepared::new(&inputs, parameters, spec);
     let (d_o, chunks) = (heads(d_o, spec.value_heads), chunks(documents));
     let d_ends = d_end.map(|d_end| among(&chunks, documents.count() - 1, d_end));
-    let (gradients, d_starts) = rule::backward(prepared.rule_inputs(spec), Update::Delta, &chunks, states, d_o, d_ends);
+    let (gradients, d_starts) = rule::backward(prepared.rule_inputs(spec), &chunks, states, d_o, d_ends);
     let start = documents.begins_before.then(|| of_document(&chunks, 0, d_starts));
     let dq = prepared.q.backward(summed(gradients.q, spec).mul_scalar(scale(spec)));
     let dk = prepared.k.backward(summed(gradients.k, spec));
@@ -93,7 +93,7 @@ pub fn cached<B: Backend>(
     };
     let start = Tensor::stack(chunks.order().iter().map(&mut start_of).collect(), 0);
     let prepared = Prepared::new(inputs, parameters, spec);
-    let output = rule::forward(prepared.rule_inputs(spec), Update::Delta, &chunks, Some(start));
+    let output = rule::forward(prepared.rule_inputs(spec), &chunks, Some(start));
     for (place, &sequence) in chunks.order().iter().enumerate() {
         let end = output.ends.clone().narrow(0, place, 1).reshape(size);
         state.insert(sequences[sequence].sequence(), end);

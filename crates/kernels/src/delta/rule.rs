@@ -1,10 +1,9 @@
-//! The recurrence under Gated DeltaNet and its relatives in ordinary Burn operations, in f32, chunk by chunk.
+//! The recurrence under Gated DeltaNet in ordinary Burn operations, in f32, chunk by chunk.
 //!
-//! Per token: `S = e^g S`, `S = S + k ⊗ β w`, `o = Sᵀ q`, where `w` is `v - Sᵀ k` ([`Update::Delta`]) or `v` ([`Update::Add`]), and `g` is one
-//! number per head or one per key channel. So this is the rule of Gated DeltaNet, of Kimi Delta Attention, and of Mamba-2, which adds.
+//! Per token: `S = e^g S`, `S = S + k ⊗ β (v - Sᵀ k)`, `o = Sᵀ q`, where `g` is one number per head.
 //!
 //! In a chunk that starts with `S` and whose log decays sum up to `G`, with `D_ij = exp(G_i - G_j)` for `i >= j` and `*` by elements:
-//! `A = strictly lower (β (k kᵀ) * D)`, `T = (I + A)⁻¹`, and what is written is `N = T β v - T (β e^G k) S`, or `β v` without the delta rule. Then
+//! `A = strictly lower (β (k kᵀ) * D)`, `T = (I + A)⁻¹`, and what is written is `N = T β v - T (β e^G k) S`. Then
 //! `o = e^G q S + ((q kᵀ) * D) N` and the next chunk starts with `e^G_last S + (e^(G_last - G) k)ᵀ N` (Yang et al., Parallelizing linear
 //! transformers with the delta rule over sequence length, 2024). Everything but the states is one batch over chunks and heads.
 //!
@@ -18,27 +17,18 @@ use burn_tensor::{DType, Tensor, backend::Backend};
 use super::chunks::Chunks;
 use super::pairs::{PairDecays, strictly_lower, transposed, unit_inverse};
 
-/// What a token writes at its key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Update {
-    /// Its value less what its key reads.
-    Delta,
-    /// Its value.
-    Add,
-}
-
 /// What the recurrence reads, or the gradients of it, f32: `[n, h, ..]` of tokens, or `[chunks, h, rows, ..]`.
 #[derive(Clone, Debug)]
 pub struct RuleInputs<B: Backend, const D: usize> {
     /// Queries, width `k`.
     pub q: Tensor<B, D>,
-    /// Keys, width `k`; of length one at most where the rule is [`Update::Delta`], or the states grow.
+    /// Keys, width `k`; of length one at most, or the states grow.
     pub k: Tensor<B, D>,
     /// Values, width `v`.
     pub v: Tensor<B, D>,
     /// Factor of what is written, width 1.
     pub beta: Tensor<B, D>,
-    /// Log of the decay, at most 0, width 1 or `k`; a `k` of 1 makes no difference.
+    /// Log of the decay, at most 0, width 1.
     pub decay: Tensor<B, D>,
 }
 
@@ -61,13 +51,8 @@ impl<B: Backend, const D: usize> RuleInputs<B, D> {
 }
 
 /// Computes the recurrence from zero, or from a state per document in the order of [`Chunks::order`], `[documents, h, k, v]`.
-pub fn forward<B: Backend>(
-    inputs: RuleInputs<B, 3>,
-    update: Update,
-    chunks: &Chunks<B>,
-    start: Option<Tensor<B, 4>>,
-) -> RuleOutput<B> {
-    let parts = Parts::new(inputs, update, chunks);
+pub fn forward<B: Backend>(inputs: RuleInputs<B, 3>, chunks: &Chunks<B>, start: Option<Tensor<B, 4>>) -> RuleOutput<B> {
+    let parts = Parts::new(inputs, chunks);
     let start = start.unwrap_or_else(|| parts.zeros(chunks.order().len()));
     let (states, ends) = parts.scan(start, chunks);
     let RuleInputs { q, k, .. } = &parts.inputs;
@@ -80,13 +65,12 @@ pub fn forward<B: Backend>(
 /// returns also that of the state before it.
 pub fn backward<B: Backend>(
     inputs: RuleInputs<B, 3>,
-    update: Update,
     chunks: &Chunks<B>,
     states: Tensor<B, 4>,
     d_o: Tensor<B, 3>,
     d_ends: Option<Tensor<B, 4>>,
 ) -> (RuleInputs<B, 3>, Tensor<B, 4>) {
-    let parts = Parts::new(inputs, update, chunks);
+    let parts = Parts::new(inputs, chunks);
     let RuleInputs { q, k, .. } = &parts.inputs;
     let (d_o, written) = (chunks.of_tokens(d_o), parts.written(&states, &chunks.all()));
     let scores = parts.pairs.products(q, k);
@@ -98,38 +82,29 @@ pub fn backward<B: Backend>(
     let dq_of_state = d_o.matmul(transposed(states.clone())).mul(parts.since_start.clone());
     let dk_of_end = written.clone().matmul(transposed(d_ends.clone())).mul(parts.until_end.clone());
     let from_end = k.clone().mul(dk_of_end.clone());
-    let d_log = parts.of_decay(q.clone().mul(dq_of_state.clone()).sub(from_end.clone())).add(read.log);
+    let d_log = q.clone().mul(dq_of_state.clone()).sub(from_end.clone()).sum_dim(3).add(read.log);
     let d_whole = transposed(d_ends.mul(states.clone()).sum_dim(3).mul(parts.whole.clone()));
-    let d_last = parts.of_decay(from_end.sum_dim(2).add(d_whole));
+    let d_last = from_end.sum_dim(2).add(d_whole).sum_dim(3);
 
-    let (dv, d_beta, of_keys) = parts.written_backward(d_written, written, states);
-    let (dk, d_log) = match of_keys {
-        Some([more_dk, more_d_log]) => (read.y.add(dk_of_end).add(more_dk), d_log.add(more_d_log)),
-        None => (read.y.add(dk_of_end), d_log),
-    };
+    let [dv, d_beta, more_dk, more_d_log] = parts.written_backward(d_written, written, states);
+    let (dk, d_log) = (read.y.add(dk_of_end).add(more_dk), d_log.add(more_d_log));
     let decay = sums(d_log.flip([2])).flip([2]).add(d_last);
     let gradients = RuleInputs { q: dq_of_state.add(read.x), k: dk, v: dv, beta: d_beta, decay };
     (gradients.map(|gradient| chunks.to_tokens(gradient)), d_starts)
 }
 
-/// What does not depend on states; `m` chunks of `c` rows, decays of width `w`.
+/// What does not depend on states; `m` chunks of `c` rows.
 struct Parts<B: Backend> {
     inputs: RuleInputs<B, 4>,
-    /// Decay from the start of the chunk to each row, that row's included, `[m, h, c, w]`.
+    /// Decay from the start of the chunk to each row, that row's included, `[m, h, c, 1]`.
     since_start: Tensor<B, 4>,
-    /// Decay from each row to the last one, `[m, h, c, w]`.
+    /// Decay from each row to the last one, `[m, h, c, 1]`.
     until_end: Tensor<B, 4>,
-    /// Decay of the whole chunk, `[m, h, w, 1]`.
+    /// Decay of the whole chunk, `[m, h, 1, 1]`.
     whole: Tensor<B, 4>,
     pairs: PairDecays<B>,
     /// What a chunk writes that starts from zero, `[m, h, c, v]`.
     values: Tensor<B, 4>,
-    /// Of [`Update::Delta`].
-    solved: Option<Solved<B>>,
-}
-
-/// Keys of a chunk through the inverse of `I + A`.
-struct Solved<B: Backend> {
     /// Decayed products of keys, strictly lower, `[m, h, c, c]`.
     products: Tensor<B, 4>,
     /// `T`, `[m, h, c, c]`.
@@ -139,25 +114,19 @@ struct Solved<B: Backend> {
 }
 
 impl<B: Backend> Parts<B> {
-    fn new(inputs: RuleInputs<B, 3>, update: Update, chunks: &Chunks<B>) -> Self {
+    fn new(inputs: RuleInputs<B, 3>, chunks: &Chunks<B>) -> Self {
         let inputs = inputs.map(|x| chunks.of_tokens(x));
         let RuleInputs { k, v, beta, decay, .. } = &inputs;
-        let [_, _, rows, width] = decay.dims();
+        let rows = decay.dims()[2];
         let log = sums(decay.clone());
         let last = log.clone().narrow(2, rows - 1, 1);
-        let pairs = PairDecays::new(&log, width > 1);
+        let pairs = PairDecays::new(&log);
         let (since_start, until_end) = (log.clone().exp(), last.clone().sub(log).exp());
-        let values = beta.clone().mul(v.clone());
-        let (values, solved) = match update {
-            Update::Add => (values, None),
-            Update::Delta => {
-                let products = pairs.products(k, k).mul(strictly_lower(rows, &k.device()));
-                let inverse = unit_inverse(&beta.clone().mul(products.clone()));
-                let keys = inverse.clone().matmul(beta.clone().mul(since_start.clone()).mul(k.clone()));
-                (inverse.clone().matmul(values), Some(Solved { products, inverse, keys }))
-            }
-        };
-        Self { since_start, until_end, whole: transposed(last.exp()), pairs, values, solved, inputs }
+        let products = pairs.products(k, k).mul(strictly_lower(rows, &k.device()));
+        let inverse = unit_inverse(&beta.clone().mul(products.clone()));
+        let keys = inverse.clone().matmul(beta.clone().mul(since_start.clone()).mul(k.clone()));
+        let values = inverse.clone().matmul(beta.clone().mul(v.clone()));
+        Self { since_start, until_end, whole: last.exp(), pairs, values, products, inverse, keys, inputs }
     }
 
     fn zeros(&self, states: usize) -> Tensor<B, 4> {
@@ -165,18 +134,9 @@ impl<B: Backend> Parts<B> {
         Tensor::zeros([states, heads, k, v], (&self.inputs.k.device(), DType::F32))
     }
 
-    /// Sums over key channels `[m, h, .., k]` unless each has a decay of its own.
-    fn of_decay(&self, of_channels: Tensor<B, 4>) -> Tensor<B, 4> {
-        if self.inputs.decay.dims()[3] > 1 { of_channels } else { of_channels.sum_dim(3) }
-    }
-
     /// Returns what a range of chunks writes at its keys, `[.., h, c, v]`.
     fn written(&self, states: &Tensor<B, 4>, range: &Range<usize>) -> Tensor<B, 4> {
-        let values = at(&self.values, range);
-        match &self.solved {
-            Some(solved) => values.sub(at(&solved.keys, range).matmul(states.clone())),
-            None => values,
-        }
+        at(&self.values, range).sub(at(&self.keys, range).matmul(states.clone()))
     }
 
     /// Returns the states at the start of each chunk, and those after each document.
@@ -217,10 +177,7 @@ impl<B: Backend> Parts<B> {
             let d_end = Tensor::cat(d_state.into_iter().chain(ending).collect(), 0);
             let d_written = at(&d_written, step).add(at(&k_to_end, step).matmul(d_end.clone()));
             let d_start = at(&of_o, step).add(at(&self.whole, step).mul(d_end.clone()));
-            d_state = Some(match &self.solved {
-                Some(solved) => d_start.sub(transposed(at(&solved.keys, step)).matmul(d_written.clone())),
-                None => d_start,
-            });
+            d_state = Some(d_start.sub(transposed(at(&self.keys, step)).matmul(d_written.clone())));
             d_writtens.push(d_written);
             d_ends.push(d_end);
         }
@@ -229,32 +186,29 @@ impl<B: Backend> Parts<B> {
         (Tensor::cat(d_writtens, 0), Tensor::cat(d_ends, 0), d_state.expect("there is a document"))
     }
 
-    /// Backward of [`Parts::written`]: the gradients of values, of `β`, and with the delta rule of keys and of `G`.
+    /// Backward of [`Parts::written`]: the gradients of values, of `β`, of keys and of `G`.
     fn written_backward(
         &self,
         d_written: Tensor<B, 4>,
         written: Tensor<B, 4>,
         states: Tensor<B, 4>,
-    ) -> (Tensor<B, 4>, Tensor<B, 4>, Option<[Tensor<B, 4>; 2]>) {
+    ) -> [Tensor<B, 4>; 4] {
         let RuleInputs { k, v, beta, .. } = &self.inputs;
-        let Some(Solved { products, inverse, .. }) = &self.solved else {
-            return (d_written.clone().mul(beta.clone()), d_written.mul(v.clone()).sum_dim(3), None);
-        };
-        let dx = transposed(inverse.clone()).matmul(d_written);
+        let dx = transposed(self.inverse.clone()).matmul(d_written);
         let of_start = dx.clone().matmul(transposed(states)).mul(self.since_start.clone()).neg();
         let strictly_lower = strictly_lower(written.dims()[2], &k.device());
         let da = dx.clone().matmul(transposed(written)).mul(strictly_lower).neg();
         let d_beta = dx.clone().mul(v.clone()).sum_dim(3);
         let d_beta = d_beta.add(of_start.clone().mul(k.clone()).sum_dim(3));
-        let d_beta = d_beta.add(da.clone().mul(products.clone()).sum_dim(3));
-        let of_pairs = self.pairs.backward(da.mul(beta.clone()), products.clone(), k, k);
+        let d_beta = d_beta.add(da.clone().mul(self.products.clone()).sum_dim(3));
+        let of_pairs = self.pairs.backward(da.mul(beta.clone()), self.products.clone(), k, k);
         let of_start = of_start.mul(beta.clone());
-        let d_log = self.of_decay(k.clone().mul(of_start.clone())).add(of_pairs.log);
-        (dx.mul(beta.clone()), d_beta, Some([of_pairs.x.add(of_pairs.y).add(of_start), d_log]))
+        let d_log = k.clone().mul(of_start.clone()).sum_dim(3).add(of_pairs.log);
+        [dx.mul(beta.clone()), d_beta, of_pairs.x.add(of_pairs.y).add(of_start), d_log]
     }
 }
 
-/// Sums over the rows of a chunk up to each, `[m, h, c, w]`. In three dimensions, because candle cannot where others are swapped.
+/// Sums over the rows of a chunk up to each, `[m, h, c, 1]`. In three dimensions, because candle cannot where others are swapped.
 fn sums<B: Backend>(x: Tensor<B, 4>) -> Tensor<B, 4> {
     let [chunks, heads, rows, width] = x.dims();
     x.reshape([chunks * heads, rows, width]).cumsum(1).reshape([chunks, heads, rows, width])

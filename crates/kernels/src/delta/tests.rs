@@ -6,7 +6,7 @@ use burn_tensor::activation::{sigmoid, softplus};
 use burn_tensor::{Tensor, backend::Backend};
 use firebrick_arch::{DeltaNetSpec, DeltaProjections};
 
-use super::rule::{self, RuleInputs, Update};
+use super::rule::{self, RuleInputs};
 use super::{Chunks, DeltaInputs, DeltaParameters, DeltaState, reference};
 use crate::testing::{Plain, Recorded, assert_close, backward as recorded_backward, leaf, random};
 use crate::{CachedTokens, Documents, NewTokens};
@@ -30,7 +30,7 @@ fn ranges() -> Vec<Range<usize>> {
 }
 
 /// Computes the rule as it is defined.
-fn recurrence<B: Backend>(inputs: &RuleInputs<B, 3>, update: Update) -> Tensor<B, 3> {
+fn recurrence<B: Backend>(inputs: &RuleInputs<B, 3>) -> Tensor<B, 3> {
     let ([_, heads, k], v) = (inputs.k.dims(), inputs.v.dims()[2]);
     let mut outputs = Vec::new();
     for document in ranges() {
@@ -39,10 +39,7 @@ fn recurrence<B: Backend>(inputs: &RuleInputs<B, 3>, update: Update) -> Tensor<B
             let of_token = |x: &Tensor<B, 3>| x.clone().narrow(0, token, 1).swap_dims(0, 1);
             let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(of_token);
             state = state.mul(of_token(&inputs.decay).exp().swap_dims(1, 2));
-            let written = match update {
-                Update::Delta => v.sub(k.clone().matmul(state.clone())),
-                Update::Add => v,
-            };
+            let written = v.sub(k.clone().matmul(state.clone()));
             state = state.add(k.swap_dims(1, 2).matmul(written.mul(of_token(&inputs.beta))));
             outputs.push(q.matmul(state.clone()));
         }
@@ -66,27 +63,27 @@ fn operation<B: Backend>(inputs: &DeltaInputs<B>, parameters: &DeltaParameters<B
         beta: sigmoid(inputs.b.clone()).unsqueeze_dim(2),
         decay: decay.unsqueeze_dim(2),
     };
-    recurrence(&rule_inputs, Update::Delta).reshape([TOKENS, 24])
+    recurrence(&rule_inputs).reshape([TOKENS, 24])
 }
 
-/// Returns queries, keys of length one at most, values, factors in `0..1`, and log decays of this width in `-2..0`.
-fn rule_inputs(width: usize) -> RuleInputs<Plain, 3> {
+/// Returns queries, keys of length one at most, values, factors in `0..1`, and log decays in `-2..0`.
+fn rule_inputs() -> RuleInputs<Plain, 3> {
     let [q, k] = [1, 2].map(|seed| random::<Plain, 3>(seed, [TOKENS, 4, 8]).div_scalar(8f64.sqrt()));
     let beta = random::<Plain, 3>(4, [TOKENS, 4, 1]).add_scalar(1.0).div_scalar(2.0);
-    let decay = random::<Plain, 3>(5, [TOKENS, 4, width]).sub_scalar(1.0);
+    let decay = random::<Plain, 3>(5, [TOKENS, 4, 1]).sub_scalar(1.0);
     RuleInputs { q, k, v: random(3, [TOKENS, 4, 6]), beta, decay }
 }
 
 #[track_caller]
-fn assert_rule(inputs: RuleInputs<Plain, 3>, update: Update, tolerance: f32) {
+fn assert_rule(inputs: RuleInputs<Plain, 3>, tolerance: f32) {
     let leaves = [&inputs.q, &inputs.k, &inputs.v, &inputs.beta, &inputs.decay].map(leaf);
     let [q, k, v, beta, decay] = leaves.clone();
-    let expected = recurrence(&RuleInputs { q, k, v, beta, decay }, update);
+    let expected = recurrence(&RuleInputs { q, k, v, beta, decay });
     let chunks = Chunks::new(&ranges(), &Default::default());
-    let output = rule::forward(inputs.clone(), update, &chunks, None);
+    let output = rule::forward(inputs.clone(), &chunks, None);
     assert_close(output.o, expected.clone().inner(), tolerance);
     let d_o = random(6, [TOKENS, 4, 6]);
-    let (found, _) = rule::backward(inputs, update, &chunks, output.states, d_o.clone(), None);
+    let (found, _) = rule::backward(inputs, &chunks, output.states, d_o.clone(), None);
     let expected = recorded_backward(expected, &d_o);
     for (found, leaf) in [found.q, found.k, found.v, found.beta, found.decay].into_iter().zip(&leaves) {
         assert_close(found, leaf.grad(&expected).unwrap(), tolerance);
@@ -107,29 +104,23 @@ fn part(inputs: &DeltaInputs<Plain>, range: &Range<usize>) -> DeltaInputs<Plain>
 
 #[test]
 fn chunks_equal_the_recurrence_forward_and_backward() {
-    for (width, update) in [(1, Update::Delta), (8, Update::Delta), (1, Update::Add), (8, Update::Add)] {
-        assert_rule(rule_inputs(width), update, 1e-5);
-    }
+    assert_rule(rule_inputs(), 1e-5);
 }
 
 #[test]
 fn equal_keys_without_decay_are_stable() {
-    for width in [1, 8] {
-        let inputs = rule_inputs(width);
-        let ones = inputs.k.ones_like();
-        let (k, beta) = (ones.div_scalar(8f64.sqrt()), inputs.beta.ones_like().mul_scalar(0.97));
-        // The gradients of a head's decays cancel to a few hundredths of their terms.
-        assert_rule(RuleInputs { k, beta, decay: inputs.decay.zeros_like(), ..inputs }, Update::Delta, 3e-4);
-    }
+    let inputs = rule_inputs();
+    let ones = inputs.k.ones_like();
+    let (k, beta) = (ones.div_scalar(8f64.sqrt()), inputs.beta.ones_like().mul_scalar(0.97));
+    // The gradients of decays cancel to a few hundredths of their terms.
+    assert_rule(RuleInputs { k, beta, decay: inputs.decay.zeros_like(), ..inputs }, 3e-4);
 }
 
 #[test]
 fn tokens_that_forget_everything_give_no_nan() {
-    for width in [1, 8] {
-        let inputs = rule_inputs(width);
-        let decay = inputs.decay.clone().div_scalar(2.0).powi_scalar(15).mul_scalar(200.0);
-        assert_rule(RuleInputs { decay, ..inputs }, Update::Delta, 1e-3);
-    }
+    let inputs = rule_inputs();
+    let decay = inputs.decay.clone().div_scalar(2.0).powi_scalar(15).mul_scalar(200.0);
+    assert_rule(RuleInputs { decay, ..inputs }, 1e-3);
 }
 
 #[test]

@@ -6,6 +6,7 @@ pub mod reference;
 
 use burn_tensor::{DType, Int, Tensor};
 
+use crate::dtype::added;
 use crate::session::Session;
 
 /// Token embeddings.
@@ -26,5 +27,18 @@ pub trait EmbeddingOps: Session {
         may_be_none: bool,
     ) -> Tensor<Self, 2> {
         Self::pause(&dy_nd.device(), || reference::backward(rows_n, dy_nd, scale, rows, may_be_none))
+    }
+
+    /// Adds the gradient of the table to a sum `[v, d]` of earlier contributions, f32 or bf16: only rows of the ids change, in place where the backend
+    /// can.
+    fn add_embed_backward(
+        sum_vd: Tensor<Self, 2>,
+        ids_n: Tensor<Self, 1, Int>,
+        dy_nd: Tensor<Self, 2>,
+        scale: f32,
+    ) -> Tensor<Self, 2> {
+        let (device, [rows, _]) = (sum_vd.device(), sum_vd.dims());
+        let gradient_vd = Self::embed_backward(ids_n, dy_nd, scale, rows, false);
+        Self::pause(&device, || added(sum_vd, gradient_vd))
     }
 }

@@ -6,12 +6,12 @@ pub(crate) mod products;
 mod scenario;
 
 use burn_flex::Flex;
-use burn_tensor::{Int, Tensor, backend::Backend};
+use burn_tensor::{DType, Int, Tensor, backend::Backend};
 use firebrick_arch::{Activation, SwigluConstants};
 use firebrick_precision::QuantFormat;
 
 use self::scenario::{Base, Extras, Mlp, Scenario, group, heads, norm, stacks, tables};
-use super::{Dropout, Epilogue, Keep, Mask, Prologue, RowChoices, magnitude, reference};
+use super::{Dropout, Epilogue, HeadRole, Keep, Mask, Prologue, RowChoices, magnitude, reference};
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::weights::{MatrixScales, matrix_scales};
@@ -22,6 +22,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     gated_and_rotary(check);
     plain_groups(check);
     qkv(check);
+    other_parts(check);
     residuals(check);
     down(check);
     mlp(check);
@@ -29,6 +30,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     without_norm(check);
     norms_after(check);
     dropout(check);
+    scaled(check);
     magnitudes(check);
     norms_of_adapted_weights(check);
     if check.case.has_experts {
@@ -78,6 +80,14 @@ fn experts_with_rows<B: Kernels>(check: &mut Check<'_, B>, counts: &[usize]) {
         Prologue::Gated { gate: gate.1, up: up.1, activation },
     );
     Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None)).run(check, "experts, down", &ALL);
+}
+
+/// Tests multiplication by a number, with and without whole vectors.
+fn scaled<B: Kernels>(check: &mut Check<'_, B>) {
+    for width in check.variants([check.case.hidden_size, 37]) {
+        let x = check.random([check.case.tokens(), width], 1.0);
+        check.compare("scaled", B::scaled(x.0, 0.37), reference::scaled(x.1, 0.37));
+    }
 }
 
 /// Returns the mask of rows that come from these choices, two of each token.
@@ -278,14 +288,16 @@ fn plain_groups<B: Kernels>(check: &mut Check<'_, B>) {
         ("dense, biased", vec![(Base::Dense, bias), (Base::Dense, plain)]),
         ("trained", vec![(Base::New, trained_bias), (Base::New, adapter)]),
         ("trained, added", vec![(Base::AddTo, trained_bias), (Base::AddTo, plain)]),
+        ("trained in bf16", vec![(Base::Narrow, trained_bias), (Base::Narrow, plain)]),
         ("mixed", vec![(Base::NF4, adapter), (Base::Dense, adapter)]),
         ("nvfp4", vec![(Base::Quantized(QuantFormat::Nvfp4), adapter), (Base::Quantized(QuantFormat::Nvfp4), plain)]),
         ("mxfp4", vec![(Base::Quantized(QuantFormat::Mxfp4), plain), (Base::Quantized(QuantFormat::Mxfp4), adapter)]),
         ("fp8", vec![(Base::Quantized(QuantFormat::Fp8), adapter), (Base::Quantized(QuantFormat::Fp8), plain)]),
     ];
-    let width = check.case.hidden_size;
+    let (width, is_bf16) = (check.case.hidden_size, check.case.dtype == DType::BF16);
     let takes = |(base, _): &(Base, Extras)| match base {
         Base::Quantized(format) => format.check_columns(width).is_ok(),
+        Base::Narrow => is_bf16,
         _ => true,
     };
     for (name, modules) in check.variants(named).into_iter().filter(|(_, modules)| modules.iter().all(takes)) {
@@ -338,6 +350,34 @@ fn qkv<B: Kernels>(check: &mut Check<'_, B>) {
         let heads = heads(check, head_norms, rotates);
         let epilogue = (Epilogue::Heads(heads.0), Epilogue::Heads(heads.1));
         Scenario::new(check, group, prologue, epilogue).with_residual_path(check).run(check, name, &keeps);
+    }
+}
+
+/// Tests queries alone, queries next to what keys and values are made of, and values that are normalized, too.
+fn other_parts<B: Kernels>(check: &mut Check<'_, B>) {
+    use HeadRole::{Key, Query, Value};
+    let case = check.case;
+    let (query, kv) = (case.heads * case.head_dim, case.kv_heads * case.head_dim);
+    let all = Extras { adapter: true, bias: true, trained_bias: true, magnitude: false };
+    for (name, base, roles) in check.variants([
+        ("q", Base::NF4, &[Query][..]),
+        ("q and a shared part", Base::New, &[Query, Value][..]),
+        ("qkv, normalized values", Base::NF4, &[Query, Key, Value][..]),
+    ]) {
+        let parts: Vec<usize> = roles.iter().map(|role| if *role == Query { query } else { kv }).collect();
+        let group = group(check, &vec![(base, all); parts.len()], &parts, &parts, case.hidden_size);
+        let x = check.random([case.tokens(), case.hidden_size], 1.0);
+        let (mut heads, mut expected) = heads(check, Some([case.head_dim; 2]), Some(case.head_dim));
+        if roles.contains(&Key) {
+            let norm = norm(check, case.head_dim, false);
+            (heads.parts[2].norm, expected.parts[2].norm) = (Some(norm.0), Some(norm.1));
+        }
+        heads.parts.retain(|part| roles.contains(&part.role));
+        expected.parts.retain(|part| roles.contains(&part.role));
+        let prologue = (Prologue::None { x: x.0 }, Prologue::None { x: x.1 });
+        let epilogue = (Epilogue::Heads(heads), Epilogue::Heads(expected));
+        let scenario = Scenario::new(check, group, prologue, epilogue).with_residual_path(check);
+        scenario.run(check, name, &[Keep::Inputs, Keep::Nothing]);
     }
 }
 

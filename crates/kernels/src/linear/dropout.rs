@@ -125,15 +125,8 @@ impl Dropout {
 
     /// Returns whether the value at this index of the mask is kept.
     fn keeps(&self, index: u64) -> bool {
-        let bits = self.bits(index / 2) >> (16 * (index % 2));
+        let bits = random_bits(index / 2, self.key) >> (16 * (index % 2));
         bits % OUTCOMES >= self.threshold
-    }
-
-    /// Returns the hash bits for a pair of adjacent values.
-    fn bits(&self, pair: u64) -> u32 {
-        let halves = |value: u64| (value as u32, (value >> 32) as u32);
-        let ((low, high), (key_low, key_high)) = (halves(pair), halves(self.key));
-        mixed(mixed(low ^ key_low) ^ key_high ^ high.wrapping_mul(0x9e37_79b9))
     }
 
     /// Returns the factors of all values of a matrix `[tokens, width]`, row by row: 0 or [`Dropout::scale`].
@@ -151,6 +144,13 @@ impl Dropout {
         };
         choices.flat_map(of_choice).collect()
     }
+}
+
+/// Returns the hash bits for a pair of adjacent values of the stream with this key.
+pub(crate) fn random_bits(pair: u64, key: u64) -> u32 {
+    let halves = |value: u64| (value as u32, (value >> 32) as u32);
+    let ((low, high), (key_low, key_high)) = (halves(pair), halves(key));
+    mixed(mixed(low ^ key_low) ^ key_high ^ high.wrapping_mul(0x9e37_79b9))
 }
 
 fn mixed(mut value: u32) -> u32 {

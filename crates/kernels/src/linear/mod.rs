@@ -10,7 +10,7 @@
 
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
-mod dropout;
+pub(crate) mod dropout;
 mod expert_rows;
 mod fp8_reference;
 pub mod magnitude;
@@ -98,7 +98,8 @@ pub enum WeightGradient<B: Backend> {
     Frozen,
     /// The gradient is returned in a new tensor.
     New,
-    /// The gradient is added to this f32 sum `[o, i]` of earlier contributions, in place where the backend can.
+    /// The gradient is added to this sum `[o, i]` of earlier contributions, f32 or bf16, in place where the backend can. In bf16 each sum is rounded to
+    /// the nearest.
     AddTo(Tensor<B, 2>),
 }
 
@@ -361,7 +362,7 @@ impl<B: Backend> InputGradient<B> {
     }
 }
 
-/// Gradients of one [`Module`], f32.
+/// Gradients of one [`Module`], f32; a sum that was given stays in its format.
 #[derive(Clone, Debug)]
 pub struct ModuleGradients<B: Backend> {
     /// Gradient of the weight `[o, i]`; with [`WeightGradient::AddTo`] the new sum.
@@ -500,6 +501,11 @@ pub trait LinearOps: NormOps + Session + WeightOps {
     /// Returns `x` with dropped values set to zero and the others scaled, rounded once. The same function is its backward.
     fn dropped(x: Tensor<Self, 2>, mask: &Mask<Self>) -> Tensor<Self, 2> {
         Self::pause(&x.device(), || reference::dropped(x, mask))
+    }
+
+    /// Computes `x * factor` `[n, d]`, rounded once. The same function is its backward.
+    fn scaled(x: Tensor<Self, 2>, factor: f32) -> Tensor<Self, 2> {
+        Self::pause(&x.device(), || reference::scaled(x, factor))
     }
 
     /// Computes `activation(gate) * up`, `[n, f]`.

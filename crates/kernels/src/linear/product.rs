@@ -11,7 +11,7 @@ use std::ops::Range;
 use burn_tensor::{DType, Tensor, backend::Backend};
 
 use super::{Adapter, GemmFormat, Group, LinearOps, Module, ModuleGradients, WeightGradient, fp8_reference};
-use crate::dtype::{to_dtype, to_f32};
+use crate::dtype::{added, to_dtype, to_f32};
 use crate::weights::reference::dense;
 
 /// What a product computes.
@@ -137,7 +137,7 @@ fn gradients_of<B: LinearOps>(
     let weight = match module.weight_gradient {
         WeightGradient::Frozen => None,
         WeightGradient::New => Some(of_weight()),
-        WeightGradient::AddTo(sum) => Some(sum.add(of_weight())),
+        WeightGradient::AddTo(sum) => Some(added(sum, of_weight())),
     };
     let adapter = low_rank.zip(module.adapter).map(|((u_nr, t_nr), pair)| {
         let da_ri = to_f32(t_nr.transpose().matmul(adapters_ni.clone()));

@@ -155,6 +155,12 @@ pub fn dropped<B: Backend>(x: Tensor<B, 2>, mask: &Mask<B>) -> Tensor<B, 2> {
     to_dtype(to_f32(x).mul(factors.reshape([rows, width])), dtype)
 }
 
+/// Implements [`LinearOps::scaled`].
+pub fn scaled<B: Backend>(x: Tensor<B, 2>, factor: f32) -> Tensor<B, 2> {
+    let dtype = x.dtype();
+    to_dtype(to_f32(x).mul_scalar(factor), dtype)
+}
+
 /// Computes the input of the GEMM.
 fn prologue_output<B: LinearOps>(prologue: &Prologue<B>) -> Tensor<B, 2> {
     match prologue {
@@ -238,7 +244,8 @@ fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>,
                 .map(|(x, part)| part.norm.as_ref().filter(|_| is_saved).map(|_| x.clone()));
             let raw = raw.collect();
             let each = parts.into_iter().zip(&heads.parts);
-            let outputs = each.map(|(x, part)| turned(normalized(x, part.norm.as_ref()), part.role, &heads)).collect();
+            let outputs =
+                each.map(|(x, part)| turned(normalized(x, part.norm.as_ref()), part.role, &heads, false)).collect();
             (outputs, Some(SavedHeads { epilogue: heads, raw }), None)
         }
     }
@@ -263,21 +270,15 @@ fn divided_backward<B: Backend>(mut d_parts: Vec<Tensor<B, 2>>, head_dim: usize)
     d_parts
 }
 
-/// Rotates heads by their role, and multiplies queries by the factor of their token.
-fn turned<B: LinearOps>(x: Tensor<B, 2>, role: HeadRole, heads: &HeadsEpilogue<B>) -> Tensor<B, 2> {
-    match (role, &heads.rotary) {
-        (HeadRole::Value | HeadRole::Gate, _) | (_, None) => x,
-        (HeadRole::Key, Some(tables)) => B::rotary(x, tables, heads.head_dim, false),
-        (HeadRole::Query, Some(tables)) => query_scaled(B::rotary(x, tables, heads.head_dim, false), tables),
-    }
-}
-
-/// Backward of [`turned`].
-fn turned_backward<B: LinearOps>(d: Tensor<B, 2>, role: HeadRole, heads: &HeadsEpilogue<B>) -> Tensor<B, 2> {
-    match (role, &heads.rotary) {
-        (HeadRole::Value | HeadRole::Gate, _) | (_, None) => d,
-        (HeadRole::Key, Some(tables)) => B::rotary(d, tables, heads.head_dim, true),
-        (HeadRole::Query, Some(tables)) => B::rotary(query_scaled(d, tables), tables, heads.head_dim, true),
+/// Rotates heads by their role, and multiplies queries by the factor of their token; or the backward of that.
+fn turned<B: LinearOps>(x: Tensor<B, 2>, role: HeadRole, heads: &HeadsEpilogue<B>, backward: bool) -> Tensor<B, 2> {
+    let Some(tables) = &heads.rotary else { return x };
+    let rotated = |x| B::rotary(x, tables, heads.head_dim, backward);
+    match role {
+        HeadRole::Value | HeadRole::Gate => x,
+        HeadRole::Key => rotated(x),
+        HeadRole::Query if backward => rotated(query_scaled(x, tables)),
+        HeadRole::Query => query_scaled(rotated(x), tables),
     }
 }
 
@@ -308,7 +309,7 @@ fn heads_backward<B: LinearOps>(
 ) -> (Vec<Tensor<B, 2>>, Vec<Option<Tensor<B, 1>>>) {
     let SavedHeads { epilogue: heads, raw } = saved;
     let of_part = |((d_output, part), raw): ((_, &HeadPart<B>), Option<Tensor<B, 2>>)| {
-        let d = turned_backward(d_output, part.role, &heads);
+        let d = turned(d_output, part.role, &heads, true);
         let Some(norm) = &part.norm else { return (d, None) };
         let raw = raw.expect("normalized heads are saved before their norm");
         let shape = raw.dims();

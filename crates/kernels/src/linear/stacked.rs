@@ -5,7 +5,7 @@
 //! not depend on how they are divided.
 //! Trade-off: the host waits for the row counts, and work on the host and launches grow with the number of experts.
 
-use burn_tensor::{Tensor, backend::Backend};
+use burn_tensor::{DType, Tensor, backend::Backend};
 
 use super::{
     Adapter, Bias, Epilogue, ExpertRows, Group, InputGradient, Keep, LinearOps, Magnitude, Module, ModuleGradients,
@@ -162,7 +162,7 @@ impl<B: LinearOps> Absent<B> {
     }
 
     fn gradients(self, device: &B::Device) -> ModuleGradients<B> {
-        let zeros = |shape: [usize; 2]| B::zeros(shape, device);
+        let zeros = |shape: [usize; 2]| B::zeros(shape, DType::F32, device);
         let vector = |length: usize| zeros([1, length]).reshape([length]);
         ModuleGradients {
             weight: self.weight.map(|weight| weight.unwrap_or_else(zeros)),

@@ -70,10 +70,9 @@ fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<
     for (&gradient_scale, of_logits) in
         scales.iter().flat_map(|scale| of_logits.iter().map(move |&of_logits| (scale, of_logits)))
     {
-        let (weight_gradient, expected) = weight_gradients(head_gradient, &earlier);
-        let asked = options(chunk_tokens, gradient_scale, weight_gradient, of_logits);
+        let asked = options(chunk_tokens, gradient_scale, weight_gradient(head_gradient, &earlier.0), of_logits);
         let grads = B::linear_cross_entropy(hidden.0.clone(), &Weight::Dense(head.0.clone()), &targets.0, asked);
-        let asked = options(chunk_tokens, gradient_scale, expected, of_logits);
+        let asked = options(chunk_tokens, gradient_scale, weight_gradient(head_gradient, &earlier.1), of_logits);
         let head = Weight::Dense(head.1.clone());
         let expected = reference::linear_cross_entropy(hidden.1.clone(), &head, &targets.1, asked);
         compare(check, grads, expected);
@@ -112,14 +111,11 @@ fn some_rows_of_the_head<B: Kernels>(check: &mut Check<'_, B>) {
     compare(check, grads, expected);
 }
 
-fn weight_gradients<B: Kernels>(
-    head_gradient: HeadGradient,
-    earlier: &Pair<B, 2>,
-) -> (WeightGradient<B>, WeightGradient<Flex>) {
+fn weight_gradient<B: Backend>(head_gradient: HeadGradient, earlier: &Tensor<B, 2>) -> WeightGradient<B> {
     match head_gradient {
-        HeadGradient::Frozen => (WeightGradient::Frozen, WeightGradient::Frozen),
-        HeadGradient::New => (WeightGradient::New, WeightGradient::New),
-        HeadGradient::AddTo => (WeightGradient::AddTo(earlier.0.clone()), WeightGradient::AddTo(earlier.1.clone())),
+        HeadGradient::Frozen => WeightGradient::Frozen,
+        HeadGradient::New => WeightGradient::New,
+        HeadGradient::AddTo => WeightGradient::AddTo(earlier.clone()),
     }
 }
 

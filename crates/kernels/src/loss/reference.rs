@@ -13,7 +13,7 @@ use burn_tensor::{DType, IndexingUpdateOp, Int, Tensor, backend::Backend};
 
 use super::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
 pub use crate::dtype::capped;
-use crate::dtype::{to_dtype, to_f32, weighted};
+use crate::dtype::{added, to_dtype, to_f32, weighted};
 use crate::linear::WeightGradient;
 use crate::weights::Weight;
 use crate::weights::reference::dense;
@@ -66,7 +66,7 @@ pub fn linear_cross_entropy<B: LossOps>(
             let d_rows_cv = columns_of(d_logits_cv, options.weight_rows.as_deref());
             let part = to_f32(d_rows_cv.transpose().matmul(hidden_cd));
             d_weight = Some(match d_weight.take() {
-                Some(so_far) => so_far.add(part),
+                Some(so_far) => added(so_far, part),
                 None => part,
             });
         }

@@ -7,7 +7,7 @@
 
 use firebrick_arch::{LoraConfig, ModelSpec, Role, Value};
 use firebrick_hwprofile::memory::MemoryLine;
-use firebrick_precision::Format;
+use firebrick_precision::{FloatType, Format};
 
 pub use super::training_shape::{DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
 pub use crate::weights::BaseStorage;
@@ -25,6 +25,7 @@ impl TrainingShape {
         let mut lines = Vec::from(parameter_lines(model, self));
         lines.push(adapted_norms(model, self));
         lines.push(saved_activations(model, self));
+        lines.push(layer_inputs(model, self, true));
         lines.push(pair_values(self));
         lines.extend(working_set);
         let mut host_lines = vec![offloaded_activations(model, self), paged_state(self)];
@@ -73,7 +74,7 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
             training.storage().compute
         ),
         BaseStorage::Frozen(format) => format!("every parameter in {format}"),
-        BaseStorage::Trained => String::new(),
+        BaseStorage::Trained | BaseStorage::TrainedBf16 => String::new(),
     };
     let per_parameter = training.optimizer_bytes as f64 / trained.max(1) as f64;
     let paged = if training.paged_bytes > 0 { ", without what is paged" } else { "" };
@@ -82,6 +83,14 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
     let [frozen_elsewhere, trained_elsewhere] =
         if training.lora.is_some() { [divided.weights_elsewhere, 0] } else { [0, divided.weights_elsewhere] };
     let share = |bytes: u64| if bytes > 0 { ", without what other ranks have" } else { "" };
+    let [weights, gradients] = training.trained_bytes(model);
+    let (weight_format, gradient_format) = match (training.base, training.gradients) {
+        (BaseStorage::TrainedBf16, FloatType::Bf16) => {
+            (", matrices in bf16", "value per trained parameter, in its format")
+        }
+        (BaseStorage::TrainedBf16, _) => (", matrices in bf16", "f32 value per trained parameter"),
+        _ => (" in f32", "f32 value per trained parameter"),
+    };
     [
         line(
             "base weights",
@@ -90,13 +99,13 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
         ),
         line(
             if training.lora.is_some() { "adapter weights" } else { "trained weights" },
-            trained * TRAINED_BYTES - trained_elsewhere,
-            format!("{trained} parameters in f32{}", share(trained_elsewhere)),
+            weights - trained_elsewhere,
+            format!("{trained} parameters{weight_format}{}", share(trained_elsewhere)),
         ),
         line(
             "gradients",
-            trained * TRAINED_BYTES - divided.gradients_elsewhere,
-            format!("one f32 value per trained parameter{}", share(divided.gradients_elsewhere)),
+            gradients - divided.gradients_elsewhere,
+            format!("one {gradient_format}{}", share(divided.gradients_elsewhere)),
         ),
         line("optimizer state", training.optimizer_bytes - training.paged_bytes, state),
         line("paged state passing through", training.paging_bytes, "buckets that are updated, or on their way"),
@@ -146,6 +155,15 @@ fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine 
     line("saved activations", tokens * per_token, why)
 }
 
+/// Returns the line for the layers' own inputs.
+pub(crate) fn layer_inputs(model: &ModelSpec, training: &TrainingShape, has_backward: bool) -> MemoryLine {
+    let width = model.per_layer_inputs.map_or(0, |inputs| inputs.width);
+    let (layers, tokens) = (model.layers.len(), training.tokens());
+    let why =
+        format!("rows of their table and what is computed of it: {width} values of {layers} layers, {tokens} tokens");
+    line("inputs of layers", training.layer_input_bytes(model, has_backward), why)
+}
+
 /// Returns the line for vectors over the targets of pairs. The reference pass ends before anything is saved for the backward, so it needs no line.
 fn pair_values(training: &TrainingShape) -> MemoryLine {
     let bytes = training.pairs.map_or(0, |_| PAIR_VALUES * 4 * training.tokens());
@@ -165,6 +183,7 @@ fn offloaded_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryL
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use firebrick_arch::PerLayerInputs;
     use firebrick_arch::shapes::llama_3_1_8b;
     use firebrick_precision::FloatType;
 
@@ -193,6 +212,25 @@ pub(crate) mod tests {
             let more = (1 << 25) + (1 << 10);
             assert_eq!(whole.total_bytes() + more, part.total_bytes() + (1 << 30) + (1 << 20));
         }
+    }
+
+    #[test]
+    fn layers_inputs_are_counted_by_copies_and_their_table_is_in_host_memory() {
+        let mut model = llama_3_1_8b();
+        let shapes = [qlora(2, Recompute::Full), full(FloatType::Bf16)];
+        let of = |model: &ModelSpec| shapes.clone().map(|shape| shape.with_working_set(model, Vec::new()));
+        let without = of(&model);
+        model.per_layer_inputs = Some(PerLayerInputs { width: 256, vocab_size: 262_144 });
+        let with = of(&model);
+        let copy = |tokens: u64| tokens * 32 * 256 * 2;
+        assert_eq!(bytes_of(&with[0], "inputs of layers"), 3 * copy(2 * 4096));
+        assert_eq!(bytes_of(&with[1], "inputs of layers"), 7 * copy(4096));
+        // Gates, projections and norms of the layers, and what computes the inputs.
+        let [projections, norms] = [32 * 3 * 4096 * 256, 32 * 4096 + 256];
+        let added = |what: &str, run: usize| bytes_of(&with[run], what) - bytes_of(&without[run], what);
+        let nf4 = added("base weights", 0) as f64 / f64::from(projections);
+        assert!((0.51..0.53).contains(&nf4), "{nf4}");
+        assert_eq!(added("trained weights", 1), 4 * (projections + norms) as u64);
     }
 
     #[test]

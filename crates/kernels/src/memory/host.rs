@@ -4,6 +4,7 @@
 //! Trade-off: the host representation is private to each backend, hence the trait objects. A deferred readback returns
 //! one number per tensor; larger values are read with Burn's own operations.
 
+use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -16,25 +17,20 @@ pub struct HostBuffer {
     bytes: Box<dyn Memory>,
 }
 
-/// The memory of a buffer: bytes, and a way back to the backend's own type.
-pub(crate) trait Memory: DerefMut<Target = [u8]> + Send {
-    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send>;
-}
+/// The memory of a buffer: bytes, of the backend's own type.
+pub(crate) trait Memory: DerefMut<Target = [u8]> + Any + Send {}
 
-impl Memory for Vec<u8> {
-    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send> {
-        self
-    }
-}
+impl<T: DerefMut<Target = [u8]> + Any + Send> Memory for T {}
 
 impl HostBuffer {
-    pub(crate) fn new(bytes: impl Memory + 'static) -> Self {
+    pub(crate) fn new(bytes: impl Memory) -> Self {
         Self { bytes: Box::new(bytes) }
     }
 
     /// Returns the memory itself, if it is of this type.
-    pub(crate) fn into_memory<T: std::any::Any>(self) -> Option<T> {
-        self.bytes.into_any().downcast().ok().map(|memory| *memory)
+    pub(crate) fn into_memory<T: Any>(self) -> Option<T> {
+        let memory: Box<dyn Any> = self.bytes;
+        memory.downcast().ok().map(|memory| *memory)
     }
 }
 

@@ -11,6 +11,9 @@ pub mod prefetch;
 pub mod training_shape;
 pub mod work;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
 use burn_tensor::{DType, Int, Tensor, TensorData};
 
 use crate::payload::Payload;
@@ -18,7 +21,7 @@ use crate::session::Session;
 pub use host::{HostBuffer, Offloaded, Readback};
 
 #[cfg(feature = "cuda")]
-pub(crate) use host::{Elsewhere, Memory};
+pub(crate) use host::Elsewhere;
 
 /// Memory of tensors on the device and the host.
 pub trait MemoryOps: Session {
@@ -77,9 +80,9 @@ pub trait MemoryOps: Session {
         Self::pause(&parts[0].device(), || Tensor::cat(parts, 0))
     }
 
-    /// Returns f32 zeros of this shape.
-    fn zeros(shape: [usize; 2], device: &Self::Device) -> Tensor<Self, 2> {
-        Tensor::zeros(shape, (device, DType::F32))
+    /// Returns zeros of this shape and format.
+    fn zeros(shape: [usize; 2], dtype: DType, device: &Self::Device) -> Tensor<Self, 2> {
+        Tensor::zeros(shape, (device, dtype))
     }
 
     /// Returns i32 values; waits until the device has computed them.
@@ -101,6 +104,30 @@ pub trait MemoryOps: Session {
 /// Returns ranges of the first axis of values, as [`MemoryOps::slices`] does.
 pub fn slices<B: MemoryOps, const D: usize>(x: Tensor<B, D>, ranges: &[(usize, usize)]) -> Vec<Tensor<B, D>> {
     B::slices(Payload::Values(x), ranges).into_iter().map(Payload::into_values).collect()
+}
+
+/// Converts values on rayon's threads while this thread, which owns the device, reads the next ones from it: what a backend reads into its pinned
+/// memory is copied out of it. While they are all busy this thread converts too, so that few values wait. Returns the results in any order.
+pub fn convert_while_reading<R: Send, T: Send>(
+    reads: impl Iterator<Item = R>,
+    convert: impl Fn(R) -> T + Sync,
+) -> Vec<T> {
+    let (converted, waiting) = (Mutex::new(Vec::new()), AtomicUsize::new(0));
+    let keep = &|read: R| {
+        let value = convert(read);
+        converted.lock().unwrap_or_else(PoisonError::into_inner).push(value);
+        waiting.fetch_sub(1, Ordering::Relaxed);
+    };
+    rayon::in_place_scope(|scope| {
+        for read in reads {
+            if waiting.fetch_add(1, Ordering::Relaxed) < rayon::current_num_threads() {
+                scope.spawn(move |_| keep(read));
+            } else {
+                keep(read);
+            }
+        }
+    });
+    converted.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Concatenates the bytes of buffers from the default [`MemoryOps::host_buffer`].

@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use firebrick_arch::Recompute;
-use firebrick_arch::{GroupKind, LayerSpec, LoraConfig, Mixer, ModelSpec, Role, Value, ValueKind};
+use firebrick_arch::{
+    EMBEDDING, GroupKind, LayerSpec, LoraConfig, Mixer, ModelSpec, Role, TensorSpec, Value, ValueKind,
+};
 use firebrick_precision::FloatType;
 
 use super::evaluation::EvaluationShape;
@@ -43,6 +45,8 @@ pub struct TrainingShape {
     pub shared_bytes: usize,
     /// Whether the card is a Hopper, whose hand-written kernels of backend `cuda` multiply all experts in 8-bit floats in one launch.
     pub has_wgmma: bool,
+    /// Format in which gradients of parameters in bf16 are summed; those of others are summed in f32.
+    pub gradients: FloatType,
     /// Bytes of converted frozen weights that stay on the device, for the forward and for the backward.
     pub kept_bytes: [u64; 2],
     /// Bytes of optimizer state, from the optimizer itself.
@@ -73,6 +77,8 @@ pub struct TrainingShape {
     pub divided: DividedBytes,
     /// Additional passes for pairs of answers; `None`: documents are trained on one by one.
     pub pairs: Option<PairPasses>,
+    /// Whether sums have a fixed order ([`RunShape::deterministic`](crate::RunShape)).
+    pub deterministic: bool,
 }
 
 /// Additional passes of a step over pairs of answers, besides a second pass over the head.
@@ -95,7 +101,7 @@ pub struct DividedBytes {
     pub weights_borrowed: u64,
 }
 
-/// Bytes per value of a trained parameter and of its gradient: both are f32.
+/// Bytes per value of a trained parameter and of its gradient where both are f32.
 pub const TRAINED_BYTES: u64 = 4;
 
 impl TrainingShape {
@@ -113,6 +119,18 @@ impl TrainingShape {
     /// Returns the number of parameters that get a gradient and optimizer state.
     pub fn trained_parameters(&self, model: &ModelSpec) -> u64 {
         self.lora.as_ref().map_or_else(|| model.trainable_parameters(), |lora| adapter_parameters(model, lora))
+    }
+
+    /// Returns the bytes of a rank's trained parameters and of their gradients, if nothing is divided.
+    pub fn trained_bytes(&self, model: &ModelSpec) -> [u64; 2] {
+        let all = TRAINED_BYTES * self.trained_parameters(model);
+        if self.base != BaseStorage::TrainedBf16 {
+            return [all; 2];
+        }
+        let tensors = model.stacked_tensors().into_iter().filter(TensorSpec::may_train);
+        let is_narrow = |tensor: &TensorSpec| self.base.trained_format(tensor.role) == FloatType::Bf16;
+        let narrow: u64 = tensors.filter(is_narrow).map(|tensor| tensor.elements() as u64).sum();
+        [FloatType::Bf16, self.gradients].map(|float| all - (TRAINED_BYTES - float.bytes() as u64) * narrow)
     }
 
     /// Returns the bytes of one activation value.
@@ -199,6 +217,24 @@ impl TrainingShape {
         tile.map_or(self.tokens(), |rows| rows as u64)
     }
 
+    /// Returns the bytes of the layers' own inputs on the device: the rows of the table and the inputs for a whole pass, and a third copy while these are
+    /// computed. If a backward needs their gradients, what was projected is saved, too; the gradients of all layers wait next to those of the
+    /// gates until they are joined, and are reordered then.
+    pub(crate) fn layer_input_bytes(&self, model: &ModelSpec, has_backward: bool) -> u64 {
+        let Some(inputs) = model.per_layer_inputs else { return 0 };
+        let copies = if has_backward && self.trains_layer_inputs(model) { 7 } else { 3 };
+        let values = copies * (model.layers.len() * inputs.width) as u64;
+        self.tokens() * values * self.activation_bytes()
+    }
+
+    /// Returns whether what computes the layers' own inputs trains, or the embedding.
+    fn trains_layer_inputs(&self, model: &ModelSpec) -> bool {
+        let (storage, tensors) = (self.storage(), model.per_layer_tensors());
+        let computes = tensors.iter().flatten().filter(|tensor| tensor.may_train()).map(|tensor| tensor.name.as_str());
+        let has_rows = self.lora.as_ref().is_some_and(|lora| !lora.token_rows(EMBEDDING, model).is_empty());
+        has_rows || computes.chain([EMBEDDING]).any(|name| storage.trains(name))
+    }
+
     /// Returns the bytes of what passes between tiles: states before each, f32, and the sums of a layer's gradients where base weights train.
     pub(crate) fn bytes_between_tiles(&self, model: &ModelSpec) -> u64 {
         let Some(rows) = self.tile_rows() else { return 0 };
@@ -245,8 +281,8 @@ pub(crate) fn scaled_widths(model: &ModelSpec, training: &TrainingShape, layer: 
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use firebrick_arch::TargetModules;
     use firebrick_arch::shapes::{llama_3_1_8b, llama_3_2_1b};
-    use firebrick_arch::{TargetModules, TensorSpec};
     use firebrick_precision::{Format, QuantFormat};
 
     use super::*;
@@ -261,6 +297,7 @@ pub(crate) mod tests {
             gemms: GemmFormat::Compute,
             shared_bytes: PLANNED_SHARED_BYTES,
             has_wgmma: true,
+            gradients: FloatType::F32,
             kept_bytes: [0; 2],
             // 8-bit AdamW: both moments of 41,943,040 parameters with their scales.
             optimizer_bytes: (41_943_040.0f64 * 2.03).ceil() as u64,
@@ -277,6 +314,7 @@ pub(crate) mod tests {
             evaluation: EvaluationShape::default(),
             divided: DividedBytes::default(),
             pairs: None,
+            deterministic: false,
         }
     }
 

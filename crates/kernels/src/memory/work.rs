@@ -175,7 +175,7 @@ fn magnitude_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
 fn weight_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let [forwards, backwards] =
         [1.0 + reference_passes(training) + recomputed(model, training) / all_projections(model), 1.0];
-    let trained = 4.0 * training.trained_parameters(model) as f64;
+    let [trained, gradients] = training.trained_bytes(model).map(|bytes| bytes as f64);
     // Every expert is converted, however many tokens it gets.
     let storage = training.storage();
     let (mut stored, mut converted) = (0.0, 0.0);
@@ -191,7 +191,7 @@ fn weight_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let [forward, backward] = kept_shares(model, training);
     // Kept weights need neither a read of their stored form nor a write of their converted form.
     let saved = (forwards * forward + backwards * backward) * (stored + converted);
-    everything - saved + 2.0 * trained
+    everything - saved + 2.0 * gradients
 }
 
 /// Estimates the kernels that a step launches on CUDA: a trace of 16 layers counted 958, or 805 where no weight was converted. A
@@ -263,7 +263,8 @@ fn dropout_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
 
 /// Returns the traffic of the optimizer: parameters and state are read and written, gradients read.
 fn optimizer_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
-    training.trained_parameters(model) as f64 * 3.0 * 4.0 + 2.0 * training.optimizer_bytes as f64
+    let [trained, gradients] = training.trained_bytes(model).map(|bytes| bytes as f64);
+    2.0 * trained + gradients + 2.0 * training.optimizer_bytes as f64
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! Trade-off: scores that differ by less than rounding are avoided, so only the reference's own tests cover ties.
 
-use super::{Routing, reference};
+use super::{Combined, Routing, reference};
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::memory::slices;
@@ -21,7 +21,8 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
         (5, 5, normalized),
         (1, 1, RouterSpec::gate()),
         (70, 3, normalized),
-        (40, 4, RouterSpec { scale: 0.5, ..softmax }),
+        (40, 4, RouterSpec { scale: 0.5, scaled: true, ..softmax }),
+        (128, 8, RouterSpec { scaled: true, ..normalized }),
         (128, 8, RouterSpec { corrects: true, ..sigmoid }),
         (9, 2, RouterSpec { normalizes: false, ..sigmoid }),
         (256, 8, grouped(8, 4)),
@@ -57,8 +58,9 @@ fn routing<B: Kernels>(check: &mut Check<'_, B>, experts: usize, top_k: usize, r
     let (tokens, width) = (check.case.tokens(), check.case.hidden_size);
     let logits = logits(check, experts, top_k);
     let (correction, on_cpu) = router.corrects.then(|| correction(check, experts)).unzip();
-    let got = B::route(logits.0, top_k, router, correction);
-    let expected = reference::route(logits.1, top_k, router, on_cpu);
+    let (scale, scale_on_cpu) = router.scaled.then(|| check.random_within([experts], 0.5..1.5)).unzip();
+    let got = B::route(logits.0, top_k, router, correction, scale);
+    let expected = reference::route(logits.1, top_k, router, on_cpu, scale_on_cpu);
     same_routing(check, &got, &expected);
     check.compare("route: scores", got.scores_ne.clone(), expected.scores_ne.clone());
     check.compare("route: weights", got.weights_nk.clone(), expected.weights_nk.clone());
@@ -71,12 +73,15 @@ fn routing<B: Kernels>(check: &mut Check<'_, B>, experts: usize, top_k: usize, r
     let joined = B::join_rows(slices(rows.clone(), &ranges));
     check.compare("slices and join_rows", joined, expected_rows);
     let dy = check.random([tokens * top_k, width], 1.0);
-    let sums = B::combine(dy.0.clone(), &got, None);
-    check.compare("combine: the backward of dispatch", sums, reference::combine(dy.1.clone(), &expected, None));
+    let sums = B::combine(dy.0.clone(), &got, Combined::Rows);
+    let expected_sums = reference::combine(dy.1.clone(), &expected, Combined::Rows);
+    check.compare("combine: the backward of dispatch", sums, expected_sums);
 
     let (y, residual) = (dy, x);
-    let sums = B::combine(y.0.clone(), &got, Some(residual.0));
-    check.compare("combine", sums, reference::combine(y.1.clone(), &expected, Some(residual.1)));
+    let sums = B::combine(y.0.clone(), &got, Combined::Weighted);
+    check.compare("combine: alone", sums, reference::combine(y.1.clone(), &expected, Combined::Weighted));
+    let sums = B::combine(y.0.clone(), &got, Combined::WeightedOnto(residual.0));
+    check.compare("combine", sums, reference::combine(y.1.clone(), &expected, Combined::WeightedOnto(residual.1)));
     let d_sum = check.random([tokens, width], 1.0);
     let (d_rows, d_weights) = B::combine_backward(y.0, &got, d_sum.0.clone());
     let (expected_rows, expected_weights) = reference::combine_backward(y.1, &expected, d_sum.1.clone());
@@ -87,7 +92,7 @@ fn routing<B: Kernels>(check: &mut Check<'_, B>, experts: usize, top_k: usize, r
     let d_logits = B::route_backward(&got, d_weights.0, &d_sum.0);
     check.same("route_backward: format", d_logits.dtype() == check.case.dtype);
     check.compare("route_backward", d_logits, reference::route_backward(&expected, d_weights.1, &d_sum.1));
-    let zeros = B::zeros([1, 37], check.device);
+    let zeros = B::zeros([1, 37], DType::F32, check.device);
     check.same("zeros: format", zeros.dtype() == DType::F32);
     check.compare("zeros", zeros, Tensor::<Flex, 2>::zeros([1, 37], &check.cpu));
 }

@@ -26,6 +26,8 @@ pub struct Routing<B: Backend> {
     pub experts_nk: Tensor<B, 2, Int>,
     /// Their weights, `[n, k]` f32.
     pub weights_nk: Tensor<B, 2>,
+    /// Factor of the weights of each expert, `[e]` f32; `None`: 1.
+    pub scale_e: Option<Tensor<B, 1>>,
     /// The arithmetic of the router.
     pub router: RouterSpec,
     /// The row of each choice among the rows of all experts, `[n, k]`.
@@ -38,10 +40,22 @@ pub struct Routing<B: Backend> {
     pub rows: ExpertRows<B>,
 }
 
+/// What [`MoeOps::combine`] adds up for each token.
+#[derive(Clone, Debug)]
+pub enum Combined<B: Backend> {
+    /// Its rows as they are: the backward of [`MoeOps::dispatch`].
+    Rows,
+    /// Its rows times their weights.
+    Weighted,
+    /// Its rows times their weights, and this residual `[n, d]`.
+    WeightedOnto(Tensor<B, 2>),
+}
+
 /// Routing of tokens to experts.
 pub trait MoeOps: LinearOps + MemoryOps {
     /// Chooses for each token the `top_k` experts with the largest scores of the router's logits `[n, e]`, with their
-    /// weights. The correction `[e]` f32 is added to the scores for the choice alone.
+    /// weights. The correction `[e]` f32 is added to the scores for the choice alone. The scale `[e]` f32 multiplies the weights of each expert after
+    /// all else, and never trains.
     ///
     /// # Panics
     /// If there are fewer experts, in all groups that may be chosen, than `top_k`.
@@ -50,8 +64,9 @@ pub trait MoeOps: LinearOps + MemoryOps {
         top_k: usize,
         router: RouterSpec,
         correction_e: Option<Tensor<Self, 1>>,
+        scale_e: Option<Tensor<Self, 1>>,
     ) -> Routing<Self> {
-        Self::pause(&logits_ne.device(), || reference::route(logits_ne, top_k, router, correction_e))
+        Self::pause(&logits_ne.device(), || reference::route(logits_ne, top_k, router, correction_e, scale_e))
     }
 
     /// Backward of [`MoeOps::route`] through the weights: the gradient of the logits `[n, e]`, in the dtype of `like_nd`.
@@ -68,17 +83,12 @@ pub trait MoeOps: LinearOps + MemoryOps {
         Self::pause(&x_nd.device(), || reference::dispatch(x_nd, routing))
     }
 
-    /// Sums each token's rows, `[n, d]`, in f32, and rounds once. With a residual, the sum is weighted and added to it;
-    /// without one it is not weighted, which is the backward of [`MoeOps::dispatch`].
-    fn combine(
-        y_sd: Tensor<Self, 2>,
-        routing: &Routing<Self>,
-        residual_nd: Option<Tensor<Self, 2>>,
-    ) -> Tensor<Self, 2> {
-        Self::pause(&y_sd.device(), || reference::combine(y_sd, routing, residual_nd))
+    /// Sums each token's rows, `[n, d]`, in f32, and rounds once.
+    fn combine(y_sd: Tensor<Self, 2>, routing: &Routing<Self>, combined: Combined<Self>) -> Tensor<Self, 2> {
+        Self::pause(&y_sd.device(), || reference::combine(y_sd, routing, combined))
     }
 
-    /// Backward of [`MoeOps::combine`] with a residual: the gradients of the rows `[s, d]` and of the weights `[n, k]`
+    /// Backward of [`MoeOps::combine`] of weighted rows: the gradients of the rows `[s, d]` and of the weights `[n, k]`
     /// f32. The residual's gradient is `dy`.
     fn combine_backward(
         y_sd: Tensor<Self, 2>,

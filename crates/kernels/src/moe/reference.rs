@@ -1,7 +1,8 @@
 //! Routing in ordinary Burn operations; the host chooses experts and orders rows.
 //!
 //! With scores `s`, the chosen ones `s_j` with sum `S`, a factor `c`, and weights `w_j = c s_j / (S + ε)` or `c s_j`:
-//! `ds_j = (c dw_j - Σ dw_i w_i) / (S + ε)` or `c dw_j`, and zero for experts that were not chosen. Through a softmax,
+//! `ds_j = (c dw_j - Σ dw_i w_i) / (S + ε)` or `c dw_j`, and zero for experts that were not chosen. A scale `g` of experts makes `g_j w_j` of `w_j`, so
+//! that `dw_j` becomes `g_j dw_j`, and the sum above stays that of the weights as they are. Through a softmax,
 //! `dlogit_e = s_e (ds_e - Σ s_j ds_j)`; through a sigmoid, `dlogit_e = s_e (1 - s_e) ds_e`. The correction decides the choice, which has no
 //! gradient. A softmax over the chosen logits alone is `exp l_j / Σ exp l_i = s_j / S` of the softmax over all: the same path.
 //! Trade-off: all scores are copied to the host, which suits backends without kernels of their own, since experts are few.
@@ -13,8 +14,8 @@ use burn_tensor::{IndexingUpdateOp, Int, Tensor, TensorData, backend::Backend};
 
 use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
 
-use super::Routing;
-use crate::dtype::{to_dtype, to_f32};
+use super::{Combined, Routing};
+use crate::dtype::{to_dtype, to_f32, weighted};
 use crate::linear::ExpertRows;
 
 /// Implements [`super::MoeOps::route`].
@@ -23,6 +24,7 @@ pub fn route<B: Backend>(
     top_k: usize,
     router: RouterSpec,
     correction_e: Option<Tensor<B, 1>>,
+    scale_e: Option<Tensor<B, 1>>,
 ) -> Routing<B> {
     let ([tokens, experts], device) = (logits_ne.dims(), logits_ne.device());
     check(experts, top_k, router.groups);
@@ -50,17 +52,25 @@ pub fn route<B: Backend>(
         true => scores_nk.clone().div(scores_nk.sum_dim(1).add_scalar(router.epsilon)),
         false => scores_nk,
     };
-    let weights_nk = weights_nk.mul_scalar(router.scale);
+    let scale_nk = scale_e.as_ref().map(|scale_e| of_chosen(scale_e, &experts_nk));
+    let weights_nk = weighted(weights_nk.mul_scalar(router.scale), scale_nk);
     Routing {
         scores_ne,
         experts_nk,
         weights_nk,
+        scale_e,
         router,
         rows_nk: ints(order.rows_of_choices).reshape([tokens, top_k]),
         choices_s: ints(order.choices),
         tokens_s,
         rows: ExpertRows::of_counts(order.rows, &device),
     }
+}
+
+/// Returns what each choice has of a vector over experts.
+fn of_chosen<B: Backend>(vector_e: &Tensor<B, 1>, experts_nk: &Tensor<B, 2, Int>) -> Tensor<B, 2> {
+    let [tokens, top_k] = experts_nk.dims();
+    to_f32(vector_e.clone()).select(0, experts_nk.clone().reshape([tokens * top_k])).reshape([tokens, top_k])
 }
 
 /// Checks that a token can be given this many experts.
@@ -138,7 +148,8 @@ pub fn route_backward<B: Backend>(
     let RouterSpec { scores, normalizes, epsilon, scale, .. } = routing.router;
     let s_ne = routing.scores_ne.clone();
     let s_nk = s_ne.clone().gather(1, routing.experts_nk.clone());
-    let scaled_nk = d_weights_nk.clone().mul_scalar(scale);
+    let scale_nk = routing.scale_e.as_ref().map(|scale_e| of_chosen(scale_e, &routing.experts_nk));
+    let scaled_nk = weighted(d_weights_nk.clone().mul_scalar(scale), scale_nk);
     let ds_nk = if normalizes {
         let mean_n1 = d_weights_nk.mul(routing.weights_nk.clone()).sum_dim(1);
         scaled_nk.sub(mean_n1).div(s_nk.clone().sum_dim(1).add_scalar(epsilon))
@@ -169,18 +180,20 @@ fn of_choices<B: Backend>(rows_sd: Tensor<B, 2>, routing: &Routing<B>) -> Tensor
 }
 
 /// Implements [`super::MoeOps::combine`].
-pub fn combine<B: Backend>(
-    y_sd: Tensor<B, 2>,
-    routing: &Routing<B>,
-    residual_nd: Option<Tensor<B, 2>>,
-) -> Tensor<B, 2> {
+pub fn combine<B: Backend>(y_sd: Tensor<B, 2>, routing: &Routing<B>, combined: Combined<B>) -> Tensor<B, 2> {
     let dtype = y_sd.dtype();
-    let Some(residual_nd) = residual_nd else {
-        return to_dtype(of_choices(y_sd, routing).sum_dim(1).squeeze_dim(1), dtype);
+    let weights = || -> Tensor<B, 3> { routing.weights_nk.clone().unsqueeze_dim(2) };
+    let (weights, residual_nd) = match combined {
+        Combined::Rows => (None, None),
+        Combined::Weighted => (Some(weights()), None),
+        Combined::WeightedOnto(residual_nd) => (Some(weights()), Some(residual_nd)),
     };
-    let weights: Tensor<B, 3> = routing.weights_nk.clone().unsqueeze_dim(2);
-    let sum_nd: Tensor<B, 2> = of_choices(y_sd, routing).mul(weights).sum_dim(1).squeeze_dim(1);
-    to_dtype(sum_nd.add(to_f32(residual_nd)), dtype)
+    let sum_nd: Tensor<B, 2> = weighted(of_choices(y_sd, routing), weights).sum_dim(1).squeeze_dim(1);
+    let sum_nd = match residual_nd {
+        Some(residual_nd) => sum_nd.add(to_f32(residual_nd)),
+        None => sum_nd,
+    };
+    to_dtype(sum_nd, dtype)
 }
 
 /// Implements [`super::MoeOps::combine_backward`].
@@ -234,7 +247,7 @@ mod tests {
         let logits = Tensor::<Plain, 2>::from_data([[2.0, 1.0, 0.0, -1.0]], &Default::default());
         let correction = Tensor::<Plain, 1>::from_data([-1.0, 0.0, 0.5, 0.0], &Default::default());
         let router = RouterSpec { corrects: true, scale: 2.0, ..DEEPSEEK };
-        let routing = route(logits, 2, router, Some(correction));
+        let routing = route(logits, 2, router, Some(correction), None);
         assert_eq!(routing.experts_nk.to_data().iter::<i64>().collect::<Vec<_>>(), [2, 1]);
         let score = |logit: f32| 1.0 / (1.0 + (-logit).exp());
         let [first, second] = [score(0.0), score(1.0)].map(|of| 2.0 * of / (score(0.0) + score(1.0)));
@@ -244,7 +257,7 @@ mod tests {
     #[test]
     fn a_softmax_over_the_chosen_logits_is_the_normalized_softmax_over_all() {
         let logits = random::<Plain, 2>(1, [TOKENS, EXPERTS]).mul_scalar(5.0);
-        let routing = route(logits.clone(), TOP_K, RouterSpec::softmax(true), None);
+        let routing = route(logits.clone(), TOP_K, RouterSpec::softmax(true), None, None);
         let alone = softmax(logits.gather(1, routing.experts_nk), 1);
         assert_close(routing.weights_nk, alone, 1e-6);
     }
@@ -263,6 +276,7 @@ mod tests {
         x_nd: Tensor<Recorded, 2>,
         experts_nk: Tensor<Recorded, 2, Int>,
         router: RouterSpec,
+        scale_e: Option<Tensor<Recorded, 1>>,
     ) -> Tensor<Recorded, 2> {
         let scores_ne = match router.scores {
             RouterScores::Softmax => softmax(logits_ne, 1),
@@ -270,7 +284,8 @@ mod tests {
         };
         let s_nk = scores_ne.gather(1, experts_nk.clone());
         let weights_nk = if router.normalizes { s_nk.clone().div(s_nk.sum_dim(1)) } else { s_nk };
-        let weights_nk = weights_nk.mul_scalar(router.scale);
+        let scale_nk = scale_e.map(|scale_e| of_chosen(&scale_e, &experts_nk));
+        let weights_nk = weighted(weights_nk.mul_scalar(router.scale), scale_nk);
         let factors_nk = experts_nk.float().add_scalar(1.0);
         x_nd.clone().mul(weights_nk.mul(factors_nk).sum_dim(1)).add(x_nd)
     }
@@ -282,11 +297,14 @@ mod tests {
         // Tokens choose freely; all choose the same three experts; all choose the same one.
         let cases = [(TOP_K, [0.0; EXPERTS]), (TOP_K, [9.0, 0.0, 9.0, 0.0, 9.0]), (1, [0.0, 0.0, 9.0, 0.0, 0.0])];
         let routers = softmax.into_iter().chain(sigmoid);
-        for (router, (top_k, more)) in routers.flat_map(|router| cases.map(|case| (router, case))) {
+        let cases = routers.flat_map(|router| cases.map(|case| (router, case)));
+        for ((router, (top_k, more)), is_scaled) in cases.flat_map(|case| [false, true].map(|scaled| (case, scaled))) {
+            let scale = Tensor::<Plain, 1>::from_data([0.5, 2.0, -1.5, 0.0, 3.0], &Default::default());
+            let scale = is_scaled.then_some(scale);
             let more = Tensor::<Plain, 1>::from_data(more, &Default::default());
             let logits = random::<Plain, 2>(1, [TOKENS, EXPERTS]).mul_scalar(3.0).add(more.clone().unsqueeze());
             let (x, dy) = (random::<Plain, 2>(2, [TOKENS, 4]), random::<Plain, 2>(3, [TOKENS, 4]));
-            let routing = route(logits.clone(), top_k, router, None);
+            let routing = route(logits.clone(), top_k, router, None, scale.clone());
             let counts = routing.rows.counts();
             assert_eq!(counts.iter().sum::<usize>(), TOKENS * top_k);
             let favored = more.to_data().iter::<f32>().collect::<Vec<_>>();
@@ -297,7 +315,8 @@ mod tests {
             );
             let (recorded_logits, recorded_x) = (leaf(&logits), leaf(&x));
             let experts = Tensor::from_inner(routing.experts_nk.clone());
-            let expected = recorded(recorded_logits.clone(), recorded_x.clone(), experts, router);
+            let scale = scale.map(Tensor::from_inner);
+            let expected = recorded(recorded_logits.clone(), recorded_x.clone(), experts, router, scale);
 
             let factor = |expert: usize| 1.0 + expert as f32;
             let apply = |rows_sd: Tensor<Plain, 2>| {
@@ -306,12 +325,14 @@ mod tests {
                 Plain::join_rows(parts.map(|(part, e)| part.mul_scalar(factor(e))).collect())
             };
             let y_sd = apply(dispatch(x.clone(), &routing));
-            let y = combine(y_sd.clone(), &routing, Some(x.clone()));
+            let y = combine(y_sd.clone(), &routing, Combined::WeightedOnto(x.clone()));
+            assert_close(y, expected.clone().inner(), 1e-5);
+            let y = combine(y_sd.clone(), &routing, Combined::Weighted).add(x.clone());
             assert_close(y, expected.clone().inner(), 1e-5);
 
             let gradients = recorded_backward(expected, &dy);
             let (dy_sd, d_weights_nk) = combine_backward(y_sd, &routing, dy.clone());
-            let dx = combine(apply(dy_sd), &routing, None).add(dy);
+            let dx = combine(apply(dy_sd), &routing, Combined::Rows).add(dy);
             assert_close(dx.clone(), recorded_x.grad(&gradients).unwrap(), 1e-5);
             let d_logits = route_backward(&routing, d_weights_nk, &dx);
             assert_close(d_logits, recorded_logits.grad(&gradients).unwrap(), 1e-5);

@@ -1,4 +1,4 @@
-//! The global norm, sums of gradients, and both forms of AdamW against the reference, several steps long and over many parameters.
+//! The global norm, sums of gradients, and both forms of AdamW against the reference, several steps long and over many parameters, in f32 and bf16.
 //!
 //! Trade-off: 8-bit codes are compared by their effect on the next steps, since a value between two codes may round either way.
 
@@ -7,9 +7,11 @@ use burn_tensor::{DType, Int, IntDType, Tensor, TensorData, backend::Backend};
 use firebrick_precision::DynamicMap;
 use firebrick_precision::blockwise::BLOCK_SIZE;
 
+use super::rounding::{self, Rounding};
 use super::{AdamW, AdamWState, EightBitMoments, Moments, RangeGradient, reference};
 use crate::Kernels;
 use crate::conformance::check::Check;
+use crate::dtype::{added, to_dtype};
 use crate::memory::slices;
 
 /// Sizes of more than one block of 8-bit moments, and of partial blocks.
@@ -22,21 +24,29 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     let (of_ours, of_expected): (Vec<_>, Vec<_>) = many.into_iter().unzip();
     check.compare("squared_norm", B::squared_norm(&of_ours), reference::squared_norm(&of_expected));
     for value in [0.0, 0.25, 1.0, 400.0, 1e30, f32::INFINITY, f32::NAN] {
-        let squared_norm = |device| Tensor::from_floats([value], device);
-        let (norm, factor) = B::clip(squared_norm(check.device), 1.5);
-        let (expected_norm, expected_factor) = reference::clip(Tensor::from_floats([value], &check.cpu), 1.5);
-        if value.is_finite() {
-            check.compare("clip: norm", norm, expected_norm);
-        } else {
-            check.same("clip: a norm that is not finite", !norm.into_data().iter::<f32>().any(f32::is_finite));
+        for limit in [f32::MAX, 15.0] {
+            let (norm, factor) = B::clip(Tensor::from_floats([value], check.device), 1.5, limit);
+            let (expected_norm, expected_factor) =
+                reference::clip(Tensor::from_floats([value], &check.cpu), 1.5, limit);
+            let is_finite = |values: Tensor<B, 1>| values.into_data().iter::<f32>().all(f32::is_finite);
+            match value.is_finite() {
+                true => check.compare("clip: norm", norm, expected_norm),
+                false => check.same("clip: a norm that is not finite", !is_finite(norm)),
+            }
+            match value.sqrt() <= limit {
+                true => check.compare("clip", factor, expected_factor),
+                false => check.same("clip: a step that is skipped", !is_finite(factor)),
+            }
         }
-        check.compare("clip", factor, expected_factor);
     }
     for (gradient, expected) in ours.into_iter().zip(expected) {
         let earlier = check.random_f32(gradient.dims(), 1.0);
         let copy = earlier.0.clone();
         check.compare("accumulate", B::accumulate(earlier.0, gradient), earlier.1.clone().add(expected));
         check.compare("accumulate: a copy of its input", copy, earlier.1);
+    }
+    if check.sums().contains(&DType::BF16) {
+        in_bf16(check);
     }
     ranges(check);
     // More parameters than one launch takes, of different sizes.
@@ -46,6 +56,71 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
         adamw(check, "adamw_foreach, 8 bits", sizes, steps, (zero_8bit_state, zero_8bit_state));
     }
     skipped(check);
+}
+
+/// Tests sums in bf16, the norm of tensors in both formats, and steps of parameters in bf16 with gradients in either.
+fn in_bf16<B: Kernels>(check: &mut Check<'_, B>) {
+    let tensors = [DType::F32, DType::BF16, DType::BF16].map(|dtype| check.random_in(dtype, [4096 + 33], 1.0));
+    let (ours, expected): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
+    check.compare("squared_norm: of both formats", B::squared_norm(&ours), reference::squared_norm(&expected));
+    for dtype in [DType::F32, DType::BF16] {
+        for size in SIZES {
+            let [sum, gradient] = [DType::BF16, dtype].map(|dtype| check.random_in(dtype, [size], 1.0));
+            let expected = added(to_dtype(sum.1, DType::BF16), gradient.1);
+            check.compare("accumulate: in bf16", B::accumulate(sum.0, gradient.0), expected);
+        }
+        for is_exact in [true, false] {
+            adamw_bf16(check, dtype, is_exact, (zero_state, zero_state));
+            adamw_bf16(check, dtype, is_exact, (zero_8bit_state, zero_8bit_state));
+        }
+    }
+}
+
+/// Returns how the parameter `index` of this size is rounded.
+fn rounding_of<B: Kernels>(is_exact: bool, index: usize, size: usize, device: &B::Device) -> Rounding<B> {
+    if !is_exact {
+        return Rounding::Stochastic(rounding::rounding_key(3, 1, &index.to_string()));
+    }
+    let lower = B::packed_codes((0..2 * size).map(|byte| (byte * 37 + index) as u8).collect());
+    let dtype = lower.dtype;
+    Rounding::Exact(Tensor::from_data(lower, (device, dtype)))
+}
+
+fn adamw_bf16<B: Kernels>(
+    check: &mut Check<'_, B>,
+    of_gradients: DType,
+    is_exact: bool,
+    (zero, zero_on_cpu): (Start<B>, Start<Flex>),
+) {
+    // More than one launch takes.
+    let sizes: Vec<usize> = (0..40).map(|index| 1 + index * 37).chain(SIZES).collect();
+    let (mut states, mut expected) = (Vec::new(), Vec::new());
+    for (index, &size) in sizes.iter().enumerate() {
+        let (parameter, on_cpu) = check.random_in(DType::BF16, [size], 1.0);
+        // Moments are those of parameters in f32.
+        let of_ours = zero(parameter.clone().cast(DType::F32));
+        states.push((AdamWState { parameter, ..of_ours }, rounding_of(is_exact, index, size, check.device)));
+        let of_expected = zero_on_cpu(on_cpu.clone());
+        let parameter = to_dtype(on_cpu, DType::BF16);
+        expected.push((AdamWState { parameter, ..of_expected }, rounding_of(is_exact, index, size, &check.cpu)));
+    }
+    for step in 1..=3 {
+        let gradients = sizes.iter().map(|&size| check.random_in(of_gradients, [size], 1.0));
+        let (gradients, on_cpu): (Vec<_>, Vec<_>) = gradients.unzip();
+        states = B::adamw_bf16_foreach(states, gradients, half(check.device), &hyper(step));
+        expected = rounding::adamw_bf16_foreach(expected, on_cpu, half(&check.cpu), &hyper(step));
+    }
+    let before: Vec<_> = states.iter().map(|(state, _)| bits(state)).collect();
+    let infinite = Tensor::from_floats([f32::INFINITY], check.device);
+    let gradients = sizes.iter().map(|&size| check.random_in(of_gradients, [size], 1.0).0).collect();
+    states = B::adamw_bf16_foreach(states, gradients, infinite, &hyper(4));
+    check.same("adamw_bf16: a skipped step", states.iter().map(|(state, _)| bits(state)).eq(before));
+    let name = if is_exact { "adamw_bf16: the f32 of its halves" } else { "adamw_bf16: rounded at random" };
+    for ((state, rounding), (expected, of_expected)) in states.into_iter().zip(expected) {
+        check.same("adamw_bf16: format", state.parameter.dtype() == DType::BF16);
+        let expected = rounding::widened(expected.parameter, &of_expected);
+        check.compare(name, rounding::widened(state.parameter, &rounding), expected);
+    }
 }
 
 /// Tests more ranges than one launch takes, aligned and unaligned, written and then added to, with a gap that is never written.

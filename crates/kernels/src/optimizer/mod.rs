@@ -1,4 +1,4 @@
-//! The arithmetic of optimizers over flat f32 tensors: global norm, accumulation, AdamW in f32 and with 8-bit moments.
+//! The arithmetic of optimizers over flat tensors: global norm, accumulation, AdamW in f32 and with 8-bit moments, on parameters in f32 or bf16.
 //!
 //! Each update takes a list of parameters ("foreach", as in torch): an adapter is hundreds of small tensors, and a backend may update
 //! them in few launches.
@@ -6,10 +6,13 @@
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
 pub mod reference;
+pub mod rounding;
 
 use burn_tensor::{Int, Tensor, TensorData, backend::Backend};
 
+use crate::dtype::added;
 use crate::weights::WeightOps;
+use rounding::Rounding;
 
 /// Hyperparameters of one AdamW step (Loshchilov and Hutter, Decoupled weight decay regularization, 2019).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,7 +42,7 @@ impl AdamW {
 /// A parameter with its moments.
 #[derive(Clone, Debug)]
 pub struct AdamWState<B: Backend> {
-    /// The parameter, f32 `[elements]`.
+    /// The parameter, `[elements]`, f32; bf16 in [`OptimizerOps::adamw_bf16_foreach`].
     pub parameter: Tensor<B, 1>,
     /// Its moments.
     pub moments: Moments<B>,
@@ -96,9 +99,10 @@ pub trait OptimizerOps: WeightOps {
         values.convert::<u8>().into_vec().expect("codes were just converted to bytes")
     }
 
-    /// Adds a gradient to the sum of earlier ones, both f32 `[elements]`; in place where the backend can.
+    /// Adds a gradient to the sum of earlier ones, both `[elements]`, f32 or bf16; in place where the backend can. A sum in bf16 is rounded to the
+    /// nearest.
     fn accumulate(sum: Tensor<Self, 1>, gradient: Tensor<Self, 1>) -> Tensor<Self, 1> {
-        Self::pause(&sum.device(), || sum.add(gradient))
+        Self::pause(&sum.device(), || added(sum, gradient))
     }
 
     /// Adds gradients to disjoint ranges of one flat f32 sum `[length]`, in place where the backend can: hundreds of small gradients
@@ -112,16 +116,17 @@ pub trait OptimizerOps: WeightOps {
         Self::pause(&device, || reference::accumulate_ranges(sum, length, gradients))
     }
 
-    /// Computes the sum of the squares of all elements of all tensors, `[1]` f32: the square of the global norm.
+    /// Computes the sum of the squares of all elements of all tensors, f32 or bf16, `[1]` f32: the square of the global norm.
     fn squared_norm(tensors: &[Tensor<Self, 1>]) -> Tensor<Self, 1> {
         let device = tensors.first().expect("a norm of some tensors").device();
         Self::pause(&device, || reference::squared_norm(tensors))
     }
 
     /// Returns the norm from its square, and the coefficient that clips the gradients to `max_norm`, both `[1]` f32. The coefficient
-    /// is that of torch's `clip_grad_norm_`, `min(1, max_norm / (norm + 1e-6))`, or 0 if the norm is not finite.
-    fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
-        Self::pause(&squared_norm.device(), || reference::clip(squared_norm, max_norm))
+    /// is that of torch's `clip_grad_norm_`, `min(1, max_norm / (norm + 1e-6))`. It is NaN, which skips the step, if the norm is not finite or above
+    /// `limit`, which is.
+    fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64, limit: f32) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
+        Self::pause(&squared_norm.device(), || reference::clip(squared_norm, max_norm, limit))
     }
 
     /// Takes one AdamW step for each parameter. Gradients are first multiplied by `gradient_scale` `[1]` (clipping, loss scaling), which stays on the
@@ -133,5 +138,16 @@ pub trait OptimizerOps: WeightOps {
         hyper: &AdamW,
     ) -> Vec<AdamWState<Self>> {
         Self::pause(&gradient_scale.device(), || reference::adamw_foreach(states, gradients, gradient_scale, hyper))
+    }
+
+    /// Does the same for parameters in bf16: the step is that of the f32 that each stands for, and its result is rounded. Gradients are all f32, or
+    /// all bf16.
+    fn adamw_bf16_foreach(
+        states: Vec<(AdamWState<Self>, Rounding<Self>)>,
+        gradients: Vec<Tensor<Self, 1>>,
+        gradient_scale: Tensor<Self, 1>,
+        hyper: &AdamW,
+    ) -> Vec<(AdamWState<Self>, Rounding<Self>)> {
+        Self::pause(&gradient_scale.device(), || rounding::adamw_bf16_foreach(states, gradients, gradient_scale, hyper))
     }
 }

@@ -50,11 +50,11 @@ pub fn squared_norm<B: Backend>(tensors: &[Tensor<B, 1>]) -> Tensor<B, 1> {
 }
 
 /// Implements [`crate::OptimizerOps::clip`].
-pub fn clip<B: Backend>(squared_norm: Tensor<B, 1>, max_norm: f64) -> (Tensor<B, 1>, Tensor<B, 1>) {
+pub fn clip<B: Backend>(squared_norm: Tensor<B, 1>, max_norm: f64, limit: f32) -> (Tensor<B, 1>, Tensor<B, 1>) {
     let norm = squared_norm.sqrt();
     let factor = norm.clone().add_scalar(1e-6).recip().mul_scalar(max_norm).clamp_max(1.0);
-    let factor = factor.mask_fill(norm.clone().is_finite().bool_not(), 0.0);
-    (norm, factor)
+    let is_taken = norm.clone().is_finite().bool_and(norm.clone().lower_equal_elem(limit));
+    (norm, factor.mask_fill(is_taken.bool_not(), f32::NAN))
 }
 
 /// Implements [`crate::OptimizerOps::adamw_foreach`].
@@ -211,7 +211,6 @@ fn count_below<B: Backend>(thresholds: &Tensor<B, 1>, values: &Tensor<B, 1>) -> 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::optimizer::conformance::{zero_8bit_state, zero_state};
     use crate::testing::{Plain, assert_close, random};
 
     const HYPER: AdamW =
@@ -263,42 +262,21 @@ mod tests {
 
     #[test]
     fn codes_of_8_bit_moments_are_the_nearest_values_of_the_map() {
-        let values = random::<Plain, 1>(3, [600]);
+        // The last two blocks have zeros alone.
+        let values = Tensor::cat(vec![random::<Plain, 1>(3, [600]), Tensor::zeros([500], &Default::default())], 0);
         for (map, keep_sign) in [(DynamicMap::signed(), true), (DynamicMap::unsigned(), false)] {
             let values = if keep_sign { values.clone() } else { values.clone().abs() };
             let device_map = Tensor::from_floats(map.values().as_slice(), &Default::default());
             let (codes, absmax) = encode(values.clone(), &device_map, map, keep_sign);
-            let decoded = host(&decode(&device_map, codes, absmax.clone(), 600));
+            let decoded = host(&decode(&device_map, codes, absmax.clone(), 1100));
             for (index, (&value, decoded)) in host(&values).iter().zip(decoded).enumerate() {
                 let scale = host(&absmax)[index / BLOCK_SIZE];
                 let nearest =
                     map.values().iter().map(|code| (code * scale - value).abs()).fold(f32::INFINITY, f32::min);
                 assert!((decoded - value).abs() <= nearest + 1e-6 || value.signum() == decoded.signum());
                 assert!(!keep_sign || value * decoded >= 0.0, "sign of {value} became {decoded}");
+                assert!(value != 0.0 || decoded == 0.0, "zero became {decoded}");
             }
         }
-    }
-
-    #[test]
-    fn adamw_8bit_stays_near_adamw_in_float() {
-        let start = random::<Plain, 1>(1, [700]);
-        let mut states = vec![zero_8bit_state(start.clone()), zero_state(start)];
-        for step in 1..=10 {
-            let gradient = random::<Plain, 1>(20 + step, [700]);
-            let hyper = AdamW { step, weight_decay: 0.0, ..HYPER };
-            states = adamw_foreach(states, vec![gradient; 2], one(), &hyper);
-        }
-        let difference = states.remove(0).parameter.sub(states.remove(0).parameter).abs();
-        let mean: f32 = difference.mean().into_scalar();
-        assert!(mean < 2e-3, "ten steps of at most 1e-2 each drifted {mean} apart on average");
-    }
-
-    #[test]
-    fn a_block_of_zero_gradients_stays_at_zero() {
-        let zeros = Tensor::<Plain, 1>::zeros([256], &Default::default());
-        let map = DynamicMap::signed();
-        let device_map = Tensor::from_floats(map.values().as_slice(), &Default::default());
-        let (codes, absmax) = encode(zeros.clone(), &device_map, map, true);
-        assert_eq!(decode(&device_map, codes, absmax, 256).into_data(), zeros.into_data());
     }
 }

@@ -16,8 +16,27 @@ use super::{MatrixScales, matrix_scales, part_sizes};
 pub enum BaseStorage {
     /// Every weight trains, in f32.
     Trained,
+    /// Every weight trains: matrices in bf16, everything else in f32.
+    TrainedBf16,
     /// Frozen in this format; if it is a quantized one, only projections are quantized, and everything else has the compute format.
     Frozen(Format),
+}
+
+impl BaseStorage {
+    /// Returns whether every weight trains.
+    #[must_use]
+    pub const fn trains(self) -> bool {
+        matches!(self, Self::Trained | Self::TrainedBf16)
+    }
+
+    /// Returns the format of a tensor with this role that trains. Routers are small and decide, so they stay in f32.
+    #[must_use]
+    pub const fn trained_format(self, role: Role) -> FloatType {
+        match (self, role) {
+            (Self::TrainedBf16, Role::Embedding | Role::Projection | Role::Head) => FloatType::Bf16,
+            _ => FloatType::F32,
+        }
+    }
 }
 
 /// The settings of a run that determine how it stores its base.
@@ -37,7 +56,7 @@ impl Storage<'_> {
     /// Returns whether a tensor of the base trains.
     #[must_use]
     pub fn trains(&self, name: &str) -> bool {
-        self.base == BaseStorage::Trained || self.lora.is_some_and(|lora| lora.saves_tensor(name))
+        self.base.trains() || self.lora.is_some_and(|lora| lora.saves_tensor(name))
     }
 
     /// Returns the format of a tensor of the model, given its name in the folder or in the run, where the experts of a module are one tensor.
@@ -49,13 +68,15 @@ impl Storage<'_> {
                 | Role::GatedNorm
                 | Role::Bias
                 | Role::RouterCorrection
+                | Role::RouterScale
+                | Role::LayerScalar
                 | Role::Sinks
                 | Role::Filters
                 | Role::DecayLog
                 | Role::DecayBias,
                 _,
             ) => Format::Float(FloatType::F32),
-            _ if self.trains(name) => Format::Float(FloatType::F32),
+            _ if self.trains(name) => Format::Float(self.base.trained_format(role)),
             (Role::Projection, _) if self.dense.contains(name) => Format::Float(self.compute),
             (Role::Projection, _) if model.is_mxfp4(name) => Format::Quantized(QuantFormat::Mxfp4),
             (Role::Projection, BaseStorage::Frozen(format @ Format::Quantized(_))) => format,
@@ -75,9 +96,12 @@ impl Storage<'_> {
             + if keeps_head { self.compute.bytes() as u64 * (model.vocab_size * model.hidden_size) as u64 } else { 0 }
     }
 
-    /// Returns the bytes on the device of a tensor of the run.
+    /// Returns the bytes on the device of a tensor of the run: none of those that stay on the host.
     #[must_use]
     pub fn bytes(&self, model: &ModelSpec, tensor: &TensorSpec) -> u64 {
+        if matches!(tensor.role, Role::PerLayerEmbedding | Role::LayerScalar) {
+            return 0;
+        }
         match self.storage_of(model, &tensor.name, tensor.role) {
             Format::Float(float) => (tensor.elements() * float.bytes()) as u64,
             Format::Quantized(format) => {

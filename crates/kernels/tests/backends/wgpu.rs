@@ -4,7 +4,7 @@
 
 use burn_tensor::DType;
 use firebrick_kernels::backends::{BackendKind, Wgpu};
-use firebrick_kernels::conformance::{Case, every_operation, products, verdict};
+use firebrick_kernels::conformance::{Case, Extent, operations, products, verdict};
 use firebrick_kernels::{QuantizedWeight, WeightOps};
 use firebrick_precision::QuantFormat;
 
@@ -30,7 +30,7 @@ fn every_operation_equals_the_reference_on_the_cpu() {
     let small = || Case::small(DType::F32, 32);
     let odd = Case { documents: vec![1, 9, 30], hidden_size: 33, intermediate_size: 67, rank: 3, ..small() };
     for case in [Case { window: Some(7), ..small() }, odd] {
-        let mut findings = every_operation::<Wgpu>(&case, &Default::default());
+        let mut findings = operations::<Wgpu>(&case, &Default::default(), Extent::All);
         findings.extend(products::<Wgpu>(&case, &Default::default()));
         verdict(case.dtype, findings).unwrap_or_else(|problem| panic!("{case:?}: {problem}"));
     }

@@ -6,12 +6,12 @@
 
 use std::fs::{copy, create_dir, read_dir};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::thread::{available_parallelism, scope};
 
 use firebrick_arch::folder::ADDITIONAL_TEMPLATES;
 use firebrick_files::AtomicFile;
+use rayon::current_num_threads;
+use rayon::prelude::*;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::checkpoint::read::compressed::{
@@ -129,7 +129,6 @@ fn compress_file(from: &Path, to: &Path, codec: Codec) -> Result<(), ModelError>
     let data = shard.metadata().data_len();
     [prefix.len(), data, blocks].into_iter().for_each(|number| head.extend((number as u64).to_le_bytes()));
     assert_eq!(head.len(), HASHED_HEAD_BYTES);
-    let threads = available_parallelism().map_or(1, NonZero::get);
     let mut file = AtomicFile::create(to).map_err(ModelError::io("create", to))?;
     let failed = || ModelError::io("write", to);
     // Head and table are known at the end.
@@ -137,7 +136,7 @@ fn compress_file(from: &Path, to: &Path, codec: Codec) -> Result<(), ModelError>
     file.write_all(&blank).map_err(failed())?;
     let mut table = Vec::with_capacity(blocks * ENTRY_BYTES);
     let mut reader = shard.reader(0).map_err(ModelError::io("read", from))?;
-    for chunks in chunks.chunks(threads) {
+    for chunks in chunks.chunks(current_num_threads()) {
         for block in compress_chunks(&mut reader, chunks, codec).map_err(ModelError::io("read", from))? {
             table.extend(xxh3_64(&block.bytes).to_le_bytes());
             table.extend((block.bytes.len() as u32).to_le_bytes());
@@ -155,7 +154,7 @@ fn compress_file(from: &Path, to: &Path, codec: Codec) -> Result<(), ModelError>
     Shard::open(to).map(|_| ())
 }
 
-/// Reads chunks and compresses each on its own thread.
+/// Reads chunks and compresses them side by side.
 fn compress_chunks(reader: &mut impl Read, chunks: &[Chunk], codec: Codec) -> std::io::Result<Vec<Packed>> {
     let mut read = Vec::with_capacity(chunks.len());
     for chunk in chunks {
@@ -167,14 +166,7 @@ fn compress_chunks(reader: &mut impl Read, chunks: &[Chunk], codec: Codec) -> st
         let (packed, raw) = (codec.compress(&plane), plane.len());
         Packed { bytes: if packed.len() < raw { packed } else { plane }, raw }
     };
-    let pack = &pack;
-    Ok(scope(|scope| {
-        let split = |(bytes, planes): (Vec<u8>, usize)| {
-            scope.spawn(move || split(&bytes, planes).into_iter().map(pack).collect::<Vec<_>>())
-        };
-        let workers: Vec<_> = read.into_iter().map(split).collect();
-        workers.into_iter().flat_map(|worker| worker.join().expect("compressing does not panic")).collect()
-    }))
+    Ok(read.into_par_iter().flat_map_iter(|(bytes, planes)| split(&bytes, planes).into_iter().map(&pack)).collect())
 }
 
 fn decompress_file(from: &Path, to: &Path) -> Result<(), ModelError> {
@@ -223,7 +215,7 @@ mod tests {
             Ok(all[..infos[name].byte_len()].to_vec())
         };
         let file = if sharded { "model-00001-of-00001.safetensors" } else { WEIGHTS_FILE };
-        write_safetensors(&dir.join(file), &infos, &BTreeMap::new(), bytes).unwrap();
+        write_safetensors(&dir.join(file), &infos, bytes).unwrap();
         if sharded {
             let map: BTreeMap<_, _> = infos.keys().map(|name| (name.clone(), file)).collect();
             write(dir.join(INDEX_FILE), serde_json::json!({ "weight_map": map }).to_string()).unwrap();

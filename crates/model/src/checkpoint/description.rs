@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use firebrick_arch::{EMBEDDING, HEAD, ModelConfig, Rope, RopeScaling};
+use firebrick_arch::{EMBEDDING, HEAD, ModelConfig, Rope, RopeScaling, counted};
 use firebrick_precision::difference::{is_within, relative_difference};
 
 use crate::checkpoint::{HfFolder, OLD_BUFFER};
-use crate::error::{ModelError, counted};
+use crate::error::ModelError;
 
 /// Largest relative difference that rounding to a half format explains.
 const ROUNDING: f64 = 1e-2;
@@ -103,7 +103,7 @@ mod tests {
         let mut tensors: BTreeMap<String, TensorF32> =
             shapes(&config).into_iter().map(|(name, shape)| (name, counted_up(shape))).collect();
         tensors.extend(more.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.clone())));
-        write_safetensors_f32(&dir.join(WEIGHTS_FILE), &tensors, &BTreeMap::new()).unwrap();
+        write_safetensors_f32(&dir.join(WEIGHTS_FILE), &tensors).unwrap();
         config
     }
 

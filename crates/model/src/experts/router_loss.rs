@@ -80,7 +80,8 @@ impl<B: Kernels> RouterSums<B> {
         let experts = chosen_1e.dims()[1] as f64;
         let (loss, d_scores_1e) = B::pause(&chosen_1e.device(), || {
             let per_score_1e = chosen_1e.mul_scalar(each).mul_scalar(experts * each);
-            let loss = per_score_1e.clone().mul(scores_1e).sum();
+            // The sum of a whole tensor is one of Burn's atomic operations on a device: it would differ from run to run.
+            let loss = per_score_1e.clone().mul(scores_1e).sum_dim(1).reshape([1]);
             (loss, per_score_1e.mul(gradient_scale.unsqueeze()))
         });
         (loss, RouterGradient { padding, d_scores_1e })

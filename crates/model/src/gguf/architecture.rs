@@ -12,6 +12,11 @@ use firebrick_arch::{
 
 use crate::error::ModelError;
 
+/// llama.cpp's name of the one family whose layers differ in sizes and share keys and values.
+const GEMMA4: &str = "gemma4";
+/// What llama.cpp divides the frequency of a pair of columns by that is not rotated.
+const NOT_ROTATED: f32 = 1e30;
+
 /// What llama.cpp does for a family.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Architecture {
@@ -51,6 +56,8 @@ enum Windows {
     AllButEvery(usize),
     /// The same, and the file has to name a window.
     AlwaysAllButEvery(usize),
+    /// Those that the file lists, of which there has to be one.
+    AlwaysListed,
 }
 
 /// The tensors of divisors that are read.
@@ -84,15 +91,21 @@ const fn like_gemma(model_type: &'static str, name: &'static str) -> Architectur
     Architecture { activation: Activation::GeluTanh, ..family(model_type, name) }
 }
 
+const fn like_gemma4(model_type: &'static str) -> Architecture {
+    Architecture { windows: Windows::AlwaysListed, ..like_gemma(model_type, GEMMA4) }
+}
+
 const fn like_olmo2(model_type: &'static str) -> Architecture {
     Architecture { head: Head::Own, windows: Windows::AllButEvery(4), whole_heads: true, ..family(model_type, "olmo2") }
 }
 
 /// Every family that can be written.
-const ARCHITECTURES: [Architecture; 15] = [
+const ARCHITECTURES: [Architecture; 17] = [
     Architecture { head: Head::Tied, ..like_gemma("gemma", "gemma") },
     Architecture { head: Head::Tied, windows: Windows::AlwaysAllButEvery(2), ..like_gemma("gemma2", "gemma2") },
     Architecture { windows: Windows::AllButEvery(6), ..like_gemma("gemma3_text", "gemma3") },
+    like_gemma4("gemma4_text"),
+    like_gemma4("gemma4_unified_text"),
     Architecture {
         activation: Activation::ClampedSwiglu(SwigluConstants::PUBLISHED),
         output_biases: true,
@@ -128,6 +141,11 @@ impl Architecture {
         Ok(found)
     }
 
+    /// Returns whether llama.cpp merges characters to tokens in the order of the tokenizer's merges, where bytes stand for unknown ones.
+    pub(super) fn merges_in_order(&self) -> bool {
+        self.name == GEMMA4
+    }
+
     /// Returns whether the rows of a tensor are reordered, because llama.cpp rotates neighboring columns.
     pub(super) fn reorders(&self, name: &str) -> bool {
         self.rotates_neighbors && (name.contains("self_attn.q_proj") || name.contains("self_attn.k_proj"))
@@ -140,6 +158,12 @@ impl Architecture {
             (Head::Own, true) => return Err("a tied head, where llama.cpp has one of its own".to_owned()),
             _ => {}
         }
+        if let Some(inputs) = spec.per_layer_inputs.filter(|inputs| inputs.vocab_size != spec.vocab_size) {
+            return Err(format!("a table of layers' inputs for {} of {} tokens", inputs.vocab_size, spec.vocab_size));
+        }
+        if self.windows == Windows::AlwaysListed && spec.attentions().all(|attention| attention.window.is_none()) {
+            return Err("no layer with a window".to_owned());
+        }
         let caps_logits = spec.logit_soft_cap.is_some();
         if (self.name == "gemma2" && !caps_logits) || (!self.name.starts_with("gemma") && caps_logits) {
             return Err(format!("the soft cap {:?} of its logits", spec.logit_soft_cap));
@@ -151,8 +175,8 @@ impl Architecture {
         let layer = &spec.layers[number];
         let is = |what: &str| Err(format!("{what} in layer {number}"));
         let Some(attention) = layer.mixer.attention() else { return is("no attention") };
-        if attention.keys_and_values != KeysAndValues::Own {
-            return is("keys and values that layers share");
+        if let Some(source) = self.source_unlike_llama_cpp(spec, attention) {
+            return is(&format!("keys and values of layer {source}"));
         }
         let expected = self.attention_scale(spec);
         if expected.is_some_and(|expected| (attention.scale / expected - 1.0).abs() > 1e-6) {
@@ -186,11 +210,21 @@ impl Architecture {
         }
     }
 
+    /// Returns the layer that has the keys and values which another reads, unless llama.cpp takes the same: of the last two layers with their own it has the last for
+    /// layers without a window, and the other for those with one.
+    fn source_unlike_llama_cpp(&self, spec: &ModelSpec, attention: &AttentionSpec) -> Option<usize> {
+        let KeysAndValues::OfLayer(source) = attention.keys_and_values else { return None };
+        let own = spec.attentions().filter(|attention| !attention.reads_another()).count();
+        let back = if attention.window.is_some() { 2 } else { 1 };
+        (self.name != GEMMA4 || source + back != own).then_some(source)
+    }
+
     /// Returns the factor of attention scores that llama.cpp has in a family; `None`: the file names it.
     fn attention_scale(&self, spec: &ModelSpec) -> Option<f64> {
         let attention = spec.attentions().next()?;
         let columns = match (self.name, spec.layers.len()) {
             ("granite", _) => return None,
+            (GEMMA4, _) => return Some(1.0),
             // The largest models of these families are known by their number of layers.
             ("gemma2", 46) | ("gemma3", 62) => spec.hidden_size / attention.heads,
             _ => attention.head_dim,
@@ -201,8 +235,7 @@ impl Architecture {
     fn check_ropes(&self, spec: &ModelSpec) -> Result<(), String> {
         let [full, others @ ..] = spec.ropes.as_slice() else { return Err("no rotary embedding".to_owned()) };
         let is_read = match full.scaling {
-            RopeScaling::Default | RopeScaling::Linear { .. } => true,
-            RopeScaling::Proportional { .. } => false,
+            RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Proportional { .. } => true,
             RopeScaling::Llama3 { .. } => self.divisors == Divisors::Both,
             RopeScaling::LongRope { .. } => self.divisors != Divisors::None,
             // llama.cpp reads no others in these families. It rounds the ends of the ramp, which gpt-oss does not; see the notes of a file.
@@ -210,11 +243,13 @@ impl Architecture {
                 (beta_fast, beta_slow) == (32.0, 1.0) && (truncate || self.name == "gpt-oss")
             }
         };
-        if !is_read {
+        let is_proportional = matches!(full.scaling, RopeScaling::Proportional { .. });
+        if !is_read || is_proportional != (self.name == GEMMA4) {
             return Err(format!("its rotary embedding {:?}", full.scaling));
         }
         let is_known = |other: &Rope| {
-            other.scaling == RopeScaling::Default && (self.name == "gemma3" || other.theta == full.theta)
+            let has_own_base = ["gemma3", GEMMA4].contains(&self.name);
+            other.scaling == RopeScaling::Default && (has_own_base || other.theta == full.theta)
         };
         match others.iter().find(|other| !is_known(other)) {
             Some(other) => Err(format!("the rotary embedding {other:?} of its layers with a window")),
@@ -258,10 +293,11 @@ impl Architecture {
                     ("rope_factors_short.weight", floats(short_factor)),
                 ]
             }
-            RopeScaling::Default
-            | RopeScaling::Proportional { .. }
-            | RopeScaling::Linear { .. }
-            | RopeScaling::Yarn { .. } => Vec::new(),
+            RopeScaling::Proportional { rotated } => {
+                let divisor = |pair: usize| if pair < *rotated { 1.0 } else { NOT_ROTATED };
+                vec![("rope_freqs.weight", (0..rope.rotary_dim / 2).map(divisor).collect())]
+            }
+            RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Yarn { .. } => Vec::new(),
         }
     }
 }

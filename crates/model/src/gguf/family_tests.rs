@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{copy, create_dir, read, read_dir, read_to_string, write};
 use std::path::{Path, PathBuf};
 
+use firebrick_arch::layer_of;
 use safetensors::SafeTensors;
 use safetensors::tensor::serialize;
 use serde_json::{Map, Value as Json, from_str, json};
 use tempfile::tempdir;
 
-use super::{GgufEnds, GgufType, write_gguf};
+use super::{GgufEnds, GgufType, check_gguf, write_gguf};
 
 /// Keys of the conversion that llama.cpp does not read in these families, or has by default.
 const NOT_READ: [&str; 3] = ["yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"];
@@ -114,9 +115,8 @@ fn changed_fixture(name: &str, changes: &Map<String, Json>, to: &Path) {
 fn keep_last_layers(path: &Path, count: usize) {
     let bytes = read(path).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let layer = |name: &str| name.strip_prefix("model.layers.")?.split_once('.')?.0.parse::<usize>().ok();
-    let first = 1 + tensors.names().into_iter().filter_map(layer).max().unwrap() - count;
-    let kept = tensors.tensors().into_iter().filter_map(|(name, view)| match layer(&name) {
+    let first = 1 + tensors.names().into_iter().filter_map(layer_of).max().unwrap() - count;
+    let kept = tensors.tensors().into_iter().filter_map(|(name, view)| match layer_of(&name) {
         Some(number) if number < first => None,
         Some(number) => Some((name.replacen(&format!(".{number}."), &format!(".{}.", number - first), 1), view)),
         None => Some((name, view)),
@@ -207,6 +207,30 @@ fn what_llama_cpp_does_not_compute_is_refused_by_name() {
 }
 
 #[test]
+fn layers_of_gemma_4_share_and_read_what_they_do_in_llama_cpp() {
+    let refused = |changes: Json, what: &str| {
+        let temp = tempdir().unwrap();
+        let folder = temp.path().join("model");
+        changed_fixture("tiny-gemma4", changes.as_object().unwrap(), &folder);
+        let error = check_gguf(&folder).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+    };
+    refused(json!({ "num_kv_shared_layers": 2 }), "keys and values of layer 3 in layer 4");
+    refused(json!({ "vocab_size_per_layer_input": 300 }), "a table of layers' inputs for 300 of 264 tokens");
+    refused(json!({ "layer_types": vec!["full_attention"; 6] }), "no layer with a window");
+}
+
+#[test]
+fn suppressed_tokens_are_those_of_the_folder() {
+    let temp = tempdir().unwrap();
+    let (folder, path) = (temp.path().join("model"), temp.path().join("m.gguf"));
+    changed_fixture("tiny-llama", &Map::new(), &folder);
+    write(folder.join("generation_config.json"), json!({ "suppress_tokens": [3, 7] }).to_string()).unwrap();
+    write_gguf(&folder, &path, GgufType::F16, GgufEnds::default()).unwrap();
+    assert_eq!(read_file(&path).metadata["tokenizer.ggml.suppress_tokens"], json!([3, 7]));
+}
+
+#[test]
 fn what_a_file_leaves_out_or_has_otherwise_is_said() {
     let temp = tempdir().unwrap();
     let (file, said) = written("tiny-mistral", json!({}), temp.path()).unwrap();
@@ -214,6 +238,8 @@ fn what_a_file_leaves_out_or_has_otherwise_is_said() {
     assert!(said.contains("names its 12 tokens as the whole context"), "{said}");
     let (_, said) = written("tiny-gemma3-vl", json!({ "text_config.query_pre_attn_scalar": 32 }), temp.path()).unwrap();
     assert_eq!(said, "the file has the text model alone; the vision tower is left out");
+    let (_, said) = written("tiny-gemma4-vl", json!({}), temp.path()).unwrap();
+    assert_eq!(said, "the file has the text model alone; the part for images and sound is left out");
     let (_, said) = written("tiny-gpt-oss", json!({}), temp.path()).unwrap();
     assert!(said.contains("rounds the ends of YaRN's ramp"), "{said}");
     assert_eq!(written("tiny-qwen3", json!({}), temp.path()).unwrap().1, "");

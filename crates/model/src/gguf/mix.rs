@@ -1,7 +1,8 @@
 //! The types of files, and the type that each of a file's tensors is stored in.
 //!
-//! Norms, biases and routers stay in f32. The k-quants are mixes, as llama.cpp makes them: what matters most has more bits, which are values and the
-//! MLP's outputs of the first, the last and every third layer, and the head. Where rows are no multiple of 256, a type with blocks of 32 stands in.
+//! Norms, biases and routers stay in f32, and what projects the embedding to the layers' inputs has 16 bits at least. The k-quants are mixes, as
+//! llama.cpp makes them: what matters most has more bits, which are values and the MLP's outputs of the first, the last and every third layer, and
+//! the head. Where rows are no multiple of 256, a type with blocks of 32 stands in.
 
 use std::fmt;
 use std::str::FromStr;
@@ -90,6 +91,9 @@ impl TypesByTensor {
         if shape.len() < 2 || !name.ends_with(".weight") || name.contains("ffn_gate_inp") {
             return GgmlType::F32;
         }
+        if name == "per_layer_model_proj.weight" && self.kind.known_as().2.block() > 1 {
+            return GgmlType::Bf16;
+        }
         let wanted = self.wanted(name);
         let columns = shape[shape.len() - 1];
         let fits = |kind: GgmlType| columns.is_multiple_of(kind.block());
@@ -102,15 +106,15 @@ impl TypesByTensor {
         if fits(stands_in) { stands_in } else { GgmlType::F16 }
     }
 
-    /// Returns whether a tensor is the head, which the embedding is too if they share a weight.
+    /// Returns whether a tensor is the head, which the embedding is too if they share a weight; llama.cpp takes the layers' own table for one.
     fn is_head(&self, name: &str) -> bool {
-        name == "output.weight" || (self.is_tied && name == "token_embd.weight")
+        name == "output.weight" || (self.is_tied && name.ends_with("token_embd.weight"))
     }
 
     /// Returns the type of a matrix whose rows are whole blocks.
     fn wanted(&self, name: &str) -> GgmlType {
         let most = self.kind.known_as().2;
-        let is_table = name == "token_embd.weight" || name == "output.weight";
+        let is_table = name.ends_with("token_embd.weight") || name == "output.weight";
         match self.kind {
             GgufType::Q4_0 if is_table => GgmlType::Q8_0,
             GgufType::Q4KM | GgufType::Q5KM | GgufType::Q6K => self.wanted_in_k_mix(name, most),
@@ -185,6 +189,8 @@ mod tests {
         assert_eq!(mix.type_of("token_embd.weight", &[9, 256]), GgmlType::Q4K);
         let tied = TypesByTensor { is_tied: true, ..mix };
         assert_eq!(tied.type_of("token_embd.weight", &[9, 256]), GgmlType::Q6K);
+        assert_eq!(tied.type_of("per_layer_token_embd.weight", &[9, 512]), GgmlType::Q6K);
+        assert_eq!(mix.type_of("per_layer_model_proj.weight", &[512, 256]), GgmlType::Bf16);
         assert_eq!(mix.type_of("blk.0.attn_norm.weight", &[256]), GgmlType::F32);
         assert_eq!(mix.type_of("blk.0.ffn_gate_inp.weight", &[8, 256]), GgmlType::F32);
         assert_eq!(mix.type_of("blk.0.ffn_gate_exps.bias", &[8, 256]), GgmlType::F32);

@@ -2,12 +2,21 @@
 //!
 //! The experts of a module are one tensor, a stack; every other tensor is one of the checkpoint's.
 
-use firebrick_arch::{EMBEDDING, FINAL_NORM, HEAD, ModelSpec, TensorSpec};
+use firebrick_arch::{EMBEDDING, FINAL_NORM, HEAD, ModelSpec, PER_LAYER_EMBEDDING, TensorSpec};
 
 use crate::error::ModelError;
 
-/// Modules of a layer but its norms. Those of experts stand without the expert's number.
-const MODULES: [(&str, &str); 21] = [
+/// Tensors of a layer whose names do not end in "weight" or "bias".
+const WHOLE_NAMES: [(&str, &str); 4] = [
+    ("self_attn.sinks", "attn_sinks.weight"),
+    ("layer_scalar", "layer_output_scale.weight"),
+    ("router.scale", "ffn_gate_inp.scale"),
+    // Both multiply what an expert gives.
+    ("router.per_expert_scale", "ffn_down_exps.scale"),
+];
+
+/// Modules of a layer but the norms that most families have. Those of experts stand without the expert's number.
+const MODULES: [(&str, &str); 30] = [
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
@@ -15,7 +24,6 @@ const MODULES: [(&str, &str); 21] = [
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
-    ("self_attn.sinks", "attn_sinks"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
@@ -26,6 +34,16 @@ const MODULES: [(&str, &str); 21] = [
     ("mlp.experts.gate_proj", "ffn_gate_exps"),
     ("mlp.experts.up_proj", "ffn_up_exps"),
     ("mlp.experts.down_proj", "ffn_down_exps"),
+    ("router.proj", "ffn_gate_inp"),
+    ("experts.gate_proj", "ffn_gate_exps"),
+    ("experts.up_proj", "ffn_up_exps"),
+    ("experts.down_proj", "ffn_down_exps"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
     ("block_sparse_moe.experts.w1", "ffn_gate_exps"),
     ("block_sparse_moe.experts.w3", "ffn_up_exps"),
@@ -56,7 +74,8 @@ pub(super) fn tensors(spec: &ModelSpec) -> Result<Vec<NamedTensor>, ModelError> 
             None => tensors.push(NamedTensor { name, shape: part.shape.clone(), parts: vec![part] }),
         }
     }
-    for stack in tensors.iter_mut().filter(|tensor| tensor.name.contains("_exps.")) {
+    let is_stack = |name: &str| name.contains("_exps.") && !name.ends_with(".scale");
+    for stack in tensors.iter_mut().filter(|tensor| is_stack(&tensor.name)) {
         stack.shape.insert(0, stack.parts.len());
     }
     Ok(tensors)
@@ -67,12 +86,17 @@ fn name_of(spec: &ModelSpec, tensor: &TensorSpec) -> Option<String> {
         EMBEDDING => return Some("token_embd.weight".to_owned()),
         HEAD => return Some("output.weight".to_owned()),
         FINAL_NORM => return Some("output_norm.weight".to_owned()),
+        PER_LAYER_EMBEDDING => return Some("per_layer_token_embd.weight".to_owned()),
+        "model.per_layer_model_projection.weight" => return Some("per_layer_model_proj.weight".to_owned()),
+        "model.per_layer_projection_norm.weight" => return Some("per_layer_proj_norm.weight".to_owned()),
         _ => {}
     }
     let layer = tensor.layer?;
     let path = tensor.name.strip_prefix(&format!("model.layers.{layer}."))?;
-    // Sinks have no suffix here.
-    let (module, kind) = if path.ends_with(".sinks") { (path, "weight") } else { path.rsplit_once('.')? };
+    if let Some((_, name)) = WHOLE_NAMES.iter().find(|(ours, _)| *ours == path) {
+        return Some(format!("blk.{layer}.{name}"));
+    }
+    let (module, kind) = path.rsplit_once('.')?;
     let module = without_number(module);
     let known = MODULES.iter().find(|(ours, _)| *ours == module).map(|(_, name)| *name);
     let name = known.or_else(|| norm(spec, layer, &module))?;
@@ -96,8 +120,9 @@ fn norm(spec: &ModelSpec, layer: usize, module: &str) -> Option<&'static str> {
 
 /// Removes the number of an expert from a module's path.
 fn without_number(module: &str) -> String {
-    match module.split_once(".experts.").and_then(|(block, rest)| Some((block, rest.split_once('.')?.1))) {
-        Some((block, projection)) => format!("{block}.experts.{projection}"),
+    let numbered = module.split_once("experts.").filter(|(block, _)| block.is_empty() || block.ends_with('.'));
+    match numbered.and_then(|(block, rest)| Some((block, rest.split_once('.')?.1))) {
+        Some((block, projection)) => format!("{block}experts.{projection}"),
         None => module.to_owned(),
     }
 }

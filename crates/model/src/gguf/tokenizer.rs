@@ -12,6 +12,7 @@ use std::path::Path;
 
 use firebrick_arch::folder::{CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
 use firebrick_arch::json::{parse_object, read_text};
+use firebrick_arch::{ModelConfig, generation_settings};
 use serde_json::{Map, Value as Json};
 
 use super::GgufEnds;
@@ -35,6 +36,10 @@ const TAKEN_FOR_SPECIAL: &str = "<|eot_id|> <|im_end|> <|end|> <|return|> <|call
     <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|> <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> \
     <|repo_name|> <REPO> <reponame> <fim-repo> <|file_sep|> <|channel|> <|message|> <|start|> <|constrain|>";
 
+/// Special tokens that llama.cpp has to print, because it finds the thoughts and tool calls of Gemma 4 by them.
+const PRINTED: [&str; 7] =
+    ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|\"|>"];
+
 /// What a file says of a tokenizer.
 pub(super) struct Vocabulary {
     pub metadata: Vec<(String, Value)>,
@@ -50,43 +55,47 @@ struct Method {
     note: Option<&'static str>,
 }
 
-/// Describes the tokenizer in `folder`, for a model of `vocab_size` tokens.
+/// Describes the tokenizer in `folder`, and which tokens its `generation_config.json` suppresses.
 ///
 /// # Errors
 /// Files that cannot be read, and [`ModelError::NoGguf`] for a tokenizer that llama.cpp does not have.
 pub(super) fn read(
     folder: &Path,
-    vocab_size: usize,
-    bos: Option<u32>,
+    config: &ModelConfig,
     ends: &GgufEnds,
+    merges_in_order: bool,
 ) -> Result<Vocabulary, ModelError> {
     let path = folder.join(TOKENIZER_FILE);
     let json = parse_object(&read_text(&path)?, &path)?;
     let template = chat_template(folder)?;
-    let described = describe(&json, vocab_size, bos, ends, template.is_some());
+    let described = describe(&json, config, ends, template.is_some(), merges_in_order);
     let mut vocabulary = described.map_err(|what| ModelError::NoGguf { what })?;
     let template = template.map(|template| ("tokenizer.chat_template".to_owned(), Value::Text(template)));
     vocabulary.metadata.extend(template);
+    if let Some(Json::Array(ids)) = generation_settings(folder)?.get("suppress_tokens") {
+        let ids = ids.iter().filter_map(|id| i32::try_from(id.as_i64()?).ok()).collect();
+        vocabulary.metadata.push(("tokenizer.ggml.suppress_tokens".to_owned(), Value::I32s(ids)));
+    }
     Ok(vocabulary)
 }
 
 fn describe(
     json: &Map<String, Json>,
-    vocab_size: usize,
-    bos: Option<u32>,
+    config: &ModelConfig,
     ends: &GgufEnds,
     has_template: bool,
+    merges_in_order: bool,
 ) -> Result<Vocabulary, String> {
-    let bos = ends.before_text.or(bos);
+    let bos = ends.before_text.or(config.bos_token_id);
     let model = json.get("model").and_then(Json::as_object).ok_or("a tokenizer without a model")?;
     let kind = model.get("type").and_then(Json::as_str);
     if kind != Some("BPE") {
         return Err(format!("a tokenizer of the kind {}", kind.unwrap_or("that it does not name")));
     }
-    let (mut texts, mut kinds) = tokens(json, model, vocab_size, bos, ends)?;
+    let (mut texts, mut kinds) = tokens(json, model, config.spec.vocab_size, bos, ends)?;
     let merges = merges(model)?;
     let method = if model.get("byte_fallback") == Some(&Json::Bool(true)) {
-        sentencepiece::method(json, model, &merges, (&mut texts, &mut kinds), has_template)?
+        sentencepiece::method(json, model, &merges, (&mut texts, &mut kinds), has_template, merges_in_order)?
     } else {
         pre_tokenizer::method(json, model, &merges)?
     };
@@ -136,10 +145,10 @@ fn tokens(
         let id = token.get("id").and_then(Json::as_u64).ok_or("an added token without an id")?;
         let content = token.get("content").and_then(Json::as_str).ok_or("an added token without a text")?;
         let is_special = token.get("special") == Some(&Json::Bool(true));
-        by_id.insert(id as usize, (content.to_owned(), if is_special { CONTROL } else { USER_DEFINED }));
+        by_id.insert(id as usize, (content.to_owned(), kind_of_added(content, is_special)));
     }
     for (id, content, is_special) in &ends.added {
-        by_id.insert(*id as usize, (content.clone(), if *is_special { CONTROL } else { USER_DEFINED }));
+        by_id.insert(*id as usize, (content.clone(), kind_of_added(content, *is_special)));
     }
     if let Some((id, _)) = by_id.last_key_value().filter(|(id, _)| **id >= vocab_size) {
         return Err(format!("a tokenizer with the id {id}, and a model of {vocab_size} tokens"));
@@ -151,6 +160,10 @@ fn tokens(
     });
     let token = |id: usize| by_id.remove(&id).unwrap_or_else(|| (format!("[PAD{id}]"), UNUSED));
     Ok((0..vocab_size).map(token).unzip())
+}
+
+fn kind_of_added(text: &str, is_special: bool) -> i32 {
+    if is_special && !PRINTED.contains(&text) { CONTROL } else { USER_DEFINED }
 }
 
 /// Reads the merges as pairs; older files have two tokens with a space between.
@@ -198,11 +211,12 @@ mod tests {
 
     #[test]
     fn ordinary_tokens_with_special_names_are_unused() {
-        let json = json!({ "added_tokens": [{ "id": 2, "content": "<|im_end|>", "special": true }] });
+        let added = |id: u32, content: &str| json!({ "id": id, "content": content, "special": true });
+        let json = json!({ "added_tokens": [added(2, "<|im_end|>"), added(4, "<|tool_call>")] });
         let model = json!({ "vocab": { "a": 0, "</s>": 1, "<eos>": 3 } });
         let [json, model] = [&json, &model].map(|json| json.as_object().unwrap());
-        let (texts, kinds) = tokens(json, model, 4, None, &GgufEnds { text: Some(3), ..GgufEnds::default() }).unwrap();
-        assert_eq!(texts, ["a", "[PAD1]", "<|im_end|>", "<eos>"]);
-        assert_eq!(kinds, [NORMAL, UNUSED, CONTROL, NORMAL]);
+        let (texts, kinds) = tokens(json, model, 5, None, &GgufEnds { text: Some(3), ..GgufEnds::default() }).unwrap();
+        assert_eq!(texts, ["a", "[PAD1]", "<|im_end|>", "<eos>", "<|tool_call>"]);
+        assert_eq!(kinds, [NORMAL, UNUSED, CONTROL, NORMAL, USER_DEFINED], "llama.cpp prints the last");
     }
 }

@@ -11,7 +11,7 @@ use firebrick_kernels::HostBuffer;
 
 use super::synthetic::{normal, stream};
 use crate::checkpoint::Values;
-use crate::checkpoint::read::convert::{convert, element};
+use crate::checkpoint::read::convert::{element, write};
 use crate::error::ModelError;
 
 /// Scale of the covariance in transformers.
@@ -75,15 +75,6 @@ impl Table<'_> {
             sums.iter_mut().zip(&mean).for_each(|(sum, mean)| *sum = mean + scale * (*sum - total * mean));
         }
         sums
-    }
-}
-
-/// Writes values in the format of a table.
-fn write(values: impl Iterator<Item = f32>, dtype: DType, out: &mut [u8]) {
-    let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
-    match dtype {
-        DType::F32 => out.copy_from_slice(&values),
-        _ => convert(DType::F32, &values, dtype, out),
     }
 }
 

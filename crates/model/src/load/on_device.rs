@@ -7,7 +7,9 @@ use firebrick_arch::{
     GroupSpec, LoraConfig, ModuleSpec, PieceSpec, Role, TensorSpec, lora_tensor_names, magnitude_tensor_name,
 };
 use firebrick_kernels::{BlockScales, Kernels, MatrixScales, Parameter, QuantizedWeight, Weight, matrix_scales};
-use firebrick_precision::{BlockScales as HostBlockScales, Format, HostScales, QuantFormat, QuantizedTensor};
+use firebrick_precision::{
+    BlockScales as HostBlockScales, FloatType, Format, HostScales, QuantFormat, QuantizedTensor,
+};
 use rand::Rng;
 
 use super::synthetic::stream;
@@ -126,7 +128,7 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         let tensor = &weight.tensor;
         if self.formats().trains(&tensor.name) {
             let (name, shape, role) = (self.options.saved_name(&tensor.name).into(), tensor.shape.clone(), tensor.role);
-            let value = Tensor::zeros([1], (self.device, DType::F32));
+            let value = Tensor::zeros([1], (self.device, self.trained_dtype(role)));
             return Ok(Base::Trained(Parameter { name, shape, role, value }));
         }
         let Some(format) = self.format_of(tensor) else {
@@ -135,10 +137,9 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         };
         let is_float = weight.scales(format)? == MatrixScales::Float
             || (has_codes && weight.pieces.len() > 1 && !keeps_narrow_scales(format));
-        let mut buffer = B::host_buffer(self.device, columns * size_of::<f32>());
-        buffer.as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = 1.0f32.to_ne_bytes());
+        let ones = Values::of_f32(&vec![1.0; columns], &|bytes| B::host_buffer(self.device, bytes));
         let row = TensorSpec { shape: vec![1, columns], ..tensor.clone() };
-        let mut row = self.quantize(&row.into(), Values::here(buffer, DType::F32), format)?;
+        let mut row = self.quantize(&row.into(), ones, format)?;
         if is_float && !matches!(row.scales, BlockScales::Float(_)) {
             row.scales = BlockScales::Float(Tensor::ones([row.blocks()], (self.device, DType::F32)));
         }
@@ -172,12 +173,8 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         let buffer = values.into_buffer(&allocate)?;
         let refused = |source| ModelError::Quantize { name: weight.tensor.name.clone(), source };
         let quantized = format.quantize_bytes(&buffer, stored, &shape).map_err(refused)?;
-        Ok(self.upload_quantized(quantized, scales))
-    }
-
-    fn upload_quantized(&self, quantized: QuantizedTensor, scales: MatrixScales) -> QuantizedWeight<B> {
         let quantized = QuantizedTensor { scales: in_form(quantized.scales, scales), ..quantized };
-        QuantizedWeight::<B>::upload(&quantized, self.device)
+        Ok(QuantizedWeight::<B>::upload(&quantized, self.device))
     }
 
     /// Quantizes a weight that is on the device, on whichever side is faster.
@@ -187,14 +184,12 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         weight_oi: Tensor<B, 2>,
         format: QuantFormat,
     ) -> Result<Weight<B>, ModelError> {
-        let (scales, shape) = (weight.scales(format)?, weight_oi.dims());
-        if self.quantizes_on_device && scales == MatrixScales::OfFormat {
+        if self.quantizes_on_device && weight.scales(format)? == MatrixScales::OfFormat {
             return Ok(Weight::Quantized(B::quantize_weight(weight_oi, format)));
         }
         let values = weight_oi.into_data().to_vec::<f32>().expect("the remainder of a weight is f32");
-        let refused = |source| ModelError::Quantize { name: weight.tensor.name.clone(), source };
-        let quantized = format.quantize(&values, &shape).map_err(refused)?;
-        Ok(Weight::Quantized(self.upload_quantized(quantized, scales)))
+        let values = Values::of_f32(&values, &|bytes| B::host_buffer(self.device, bytes));
+        Ok(Weight::Quantized(self.quantize(weight, values, format)?))
     }
 
     pub(super) fn upload(
@@ -210,9 +205,17 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
 
     pub(super) fn parameter(&self, tensor: &TensorSpec, values: Values<'_>) -> Result<Parameter<B>, ModelError> {
         let elements = tensor.elements();
-        let value = self.upload([1, elements], values, DType::F32)?.reshape([elements]);
+        let value = self.upload([1, elements], values, self.trained_dtype(tensor.role))?.reshape([elements]);
         let (name, shape, role) = (self.options.saved_name(&tensor.name).into(), tensor.shape.clone(), tensor.role);
         Ok(Parameter { name, shape, role, value })
+    }
+
+    /// Returns the format of a parameter with this role.
+    fn trained_dtype(&self, role: Role) -> DType {
+        match self.options.storage.trained_format(role) {
+            FloatType::Bf16 => DType::BF16,
+            FloatType::F16 | FloatType::F32 => DType::F32,
+        }
     }
 
     /// Starts a pair. Each matrix of a stack has its own random stream, so it starts as it would by itself; a parameter of experts has one.

@@ -5,6 +5,8 @@
 //! the whole weight, the decomposition is exact.
 //! Trade-off: the host waits for the device twice per iteration and module, for a matrix of a few kilobytes.
 
+use std::path::Path;
+
 use burn_tensor::{DType, Tensor, TensorData};
 use firebrick_arch::{LoraConfig, LoraInit, ModuleSpec, Role, TensorSpec, lora_tensor_names};
 use firebrick_kernels::{Kernels, Parameter, Weight};
@@ -12,9 +14,10 @@ use firebrick_kernels::{Kernels, Parameter, Weight};
 use super::Builder;
 use super::on_device::BaseSpec;
 use super::synthetic::{normal, stream};
+use crate::checkpoint::open_adapter;
 use crate::error::ModelError;
 use crate::linear::{self, Base, Lora, StartPair};
-use crate::peft::{open_starts, read_start};
+use crate::peft::{ADAPTER_WEIGHTS_FILE, read_start};
 
 /// Vectors of the search beyond the rank.
 const OVERSAMPLING: usize = 16;
@@ -82,11 +85,11 @@ impl<B: Kernels> Builder<'_, '_, B> {
         let weight_oi = self.upload([outputs, inputs], values, DType::F32)?;
         let start = match &config.init_from {
             Some(folder) => {
-                if self.starts.is_none() {
-                    self.starts = Some(open_starts(folder.as_ref())?);
-                }
-                let starts = self.starts.as_ref().expect("it was opened above");
-                read_start(starts, path, [outputs, inputs], rank)?
+                let starts = match self.starts.take() {
+                    Some(starts) => starts,
+                    None => open_adapter(&Path::new(folder).join(ADAPTER_WEIGHTS_FILE))?,
+                };
+                read_start(self.starts.insert(starts), path, [outputs, inputs], rank)?
             }
             None => principal(&weight_oi, rank, scale, niter, self.options.seed, &lora_tensor_names(path).0),
         };

@@ -16,6 +16,7 @@ use crate::checkpoint::Values;
 use crate::decoder::Decoder;
 use crate::division::Division;
 use crate::error::ModelError;
+use crate::host_table::TableSource;
 
 /// Number of values that the weights of a synthetic model repeat.
 const TILE: usize = (1 << 20) + 7;
@@ -33,12 +34,12 @@ impl<B: Kernels> Decoder<B> {
         device: &B::Device,
     ) -> Result<Self, ModelError> {
         let (deviation, seed) = (config.spec.initializer_range as f32, options.seed);
-        let spec = config.spec.clone();
+        let (spec, table) = (config.spec.clone(), repeated_table(&config, seed));
         let mut read = |tensor: &TensorSpec| {
             let elements = tensor.elements();
             let values = match tensor.role {
                 Role::Norm | Role::GatedNorm => vec![1.0 - spec.norm_offset_of(tensor) as f32; elements],
-                Role::DecayBias => vec![1.0; elements],
+                Role::DecayBias | Role::RouterScale | Role::LayerScalar => vec![1.0; elements],
                 // As in transformers: the decays are as if drawn from 0 to 16.
                 Role::DecayLog => {
                     let mut random = stream(seed, &tensor.name);
@@ -47,13 +48,9 @@ impl<B: Kernels> Decoder<B> {
                 Role::Bias | Role::RouterCorrection => vec![0.0; elements],
                 _ => normal(elements, deviation, &mut stream(seed, &tensor.name)),
             };
-            let mut buffer = B::host_buffer(device, elements * size_of::<f32>());
-            for (bytes, value) in buffer.as_chunks_mut().0.iter_mut().zip(values) {
-                *bytes = value.to_ne_bytes();
-            }
-            Ok(Values::here(buffer, DType::F32))
+            Ok(Values::of_f32(&values, &|bytes| B::host_buffer(device, bytes)))
         };
-        from_values(&config, options, division, device, &mut read)
+        from_values(&config, options, division, device, &mut read, table)
     }
 
     /// Creates a model for measurements, not for training: its weights repeat `TILE` random numbers, so they are created as fast as they can be
@@ -78,10 +75,11 @@ impl<B: Kernels> Decoder<B> {
         let random = bytes(normal(TILE, deviation, &mut stream(options.seed, "tile")));
         let zeros = bytes(vec![0.0; TILE]);
         let (elsewhere, stacks) = (division.clone(), stacks_of_pieces(&config));
+        let table = repeated_table(&config, options.seed);
         let mut read = |tensor: &TensorSpec| {
             let norms;
             let tile = match tensor.role {
-                Role::Norm | Role::GatedNorm | Role::DecayBias => {
+                Role::Norm | Role::GatedNorm | Role::DecayBias | Role::RouterScale | Role::LayerScalar => {
                     norms = bytes(vec![1.0 - spec.norm_offset_of(tensor) as f32; tensor.elements()]);
                     &norms
                 }
@@ -96,7 +94,7 @@ impl<B: Kernels> Decoder<B> {
             buffer.par_chunks_mut(tile.len()).for_each(|part| part.copy_from_slice(&tile[..part.len()]));
             Ok(Values::here(buffer, dtype))
         };
-        let model = from_values(&config, options, division, device, &mut read);
+        let model = from_values(&config, options, division, device, &mut read, table);
         // Frees the tensors that were quantized.
         B::release_memory(device);
         model
@@ -118,10 +116,18 @@ fn from_values<B: Kernels>(
     division: Option<Division>,
     device: &B::Device,
     read: Read<'_, '_>,
+    table: Option<TableSource>,
 ) -> Result<Decoder<B>, ModelError> {
     let (dense, quantizes_on_device) = (BTreeSet::new(), B::QUANTIZES_ON_DEVICE);
     let (progress, starts) = (&mut |_: &str| (), None);
-    Builder { config, options, division, dense, device, quantizes_on_device, read, progress, starts }.build()
+    Builder { config, options, division, dense, device, quantizes_on_device, read, table, progress, starts }.build()
+}
+
+/// Creates the table of the layers' own inputs, which never trains, and of which `TILE` numbers are enough.
+fn repeated_table(config: &ModelConfig, seed: u64) -> Option<TableSource> {
+    let [table, ..] = config.spec.per_layer_tensors()?;
+    let deviation = config.spec.initializer_range as f32;
+    Some(TableSource::Repeated(normal(table.elements().min(TILE), deviation, &mut stream(seed, &table.name))))
 }
 
 /// Creates a separate random stream for each seed and name (FNV-1a of the name; another hash would change the numbers of a seed).

@@ -14,8 +14,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use firebrick_arch::{
-    EMBEDDING, HEAD, LoraConfig, ModelSpec, ModuleSpec, generation_eos_token_ids, generation_pad_token_id,
-    lora_tensor_names, magnitude_tensor_name, saved_tensor_name, token_rows_name,
+    EMBEDDING, HEAD, LoraConfig, ModelSpec, ModuleSpec, PER_LAYER_EMBEDDING, generation_eos_token_ids,
+    generation_pad_token_id, lora_tensor_names, magnitude_tensor_name, saved_tensor_name, token_rows_name,
 };
 use firebrick_precision::difference::{is_within, worst};
 use firebrick_precision::{FloatType, QuantFormat};
@@ -28,8 +28,9 @@ use crate::checkpoint::{
     write_mxfp4_folder,
 };
 use crate::error::ModelError;
+use crate::host_table::RowMean;
 use crate::merge::noise::{Mxfp4Noise, NoiseSums};
-use crate::peft::{check_adapter, grow_for_adapter, read_adapter};
+use crate::peft::{check_adapter, grow_for_adapter, leave_ignored, read_adapter, without_ignored};
 
 /// Vectors that the written weights are tested with.
 const PROBES: usize = 4;
@@ -106,8 +107,10 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     if merge.mxfp4 && !base.names().any(|name| config.spec.is_mxfp4(name)) {
         return Err(ModelError::NotMxfp4 { dir: merge.model.to_path_buf() });
     }
-    let (settings, tensors) = read_adapter(merge.adapter)?;
+    let (settings, mut tensors) = read_adapter(merge.adapter)?;
     let mut config = grow_for_adapter(config, merge.adapter)?;
+    let settings = without_ignored(&settings, &config.spec);
+    leave_ignored(&mut tensors, &config.spec, merge.adapter);
     check_adapter(merge.adapter, &config.spec, &settings)?;
     config.add_eos_token_ids(generation_eos_token_ids(merge.adapter)?);
     let pad = generation_pad_token_id(merge.adapter)?;
@@ -245,6 +248,9 @@ impl Source<'_> {
         if let Some(rows) = self.tensors.get(&token_rows_name(name)) {
             return self.with_rows(name, rows).map(Some);
         }
+        if name == PER_LAYER_EMBEDDING && self.base.info(name)?.shape != self.shapes[name] {
+            return self.with_mean_rows(name).map(Some);
+        }
         let Some(adapter) = self.adapter_of(name) else { return Ok(None) };
         let mut values = self.base_weight(name)?;
         add_product(&mut values, &adapter.a, &adapter.b, adapter.scale as f32);
@@ -273,6 +279,17 @@ impl Source<'_> {
         for (&id, row) in self.settings.token_rows(name, self.spec).iter().zip(rows.values.chunks(width)) {
             values[id * width..][..width].copy_from_slice(row);
         }
+        Ok(values)
+    }
+
+    /// Reads a table of the base and adds the missing rows, which are the mean of the others.
+    fn with_mean_rows(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let (stored, [rows, width]) = (self.base.info(name)?.shape, [0, 1].map(|axis: usize| self.shapes[name][axis]));
+        let mut values = self.base.read_f32(name, &stored)?;
+        let mut mean = RowMean::new(width);
+        mean.add(values.iter().copied());
+        let mean = mean.finish();
+        (stored[0]..rows).for_each(|_| values.extend(&mean));
         Ok(values)
     }
 
@@ -413,7 +430,7 @@ mod tests {
     use tempfile::{TempDir, tempdir};
 
     use super::*;
-    use crate::peft::{TargetModules, write_adapter};
+    use crate::peft::write_adapter;
     use crate::test_config::{shapes, tiny};
 
     /// Creates values of every size that half formats have to round.
@@ -423,20 +440,14 @@ mod tests {
     }
 
     /// Creates a base and an adapter for every projection, whose contribution has this size.
-    fn folders(dtype: FloatType, size: f32, use_dora: bool) -> TempDir {
+    fn folders(dtype: FloatType, size: f32) -> TempDir {
         let temp = tempdir().unwrap();
         let config = tiny(&[]).unwrap();
         let shapes = shapes(&config);
         let count = |shape: &[usize]| shape.iter().product::<usize>();
         let fetch = |name: &str| Ok(Fetched::Values(values(name, count(&shapes[name]), 0.5)));
         write_hf_folder(&temp.path().join("base"), &config, dtype, None, None, fetch).unwrap();
-        let lora = LoraConfig {
-            r: 4,
-            lora_alpha: 8.0,
-            use_dora,
-            target_modules: TargetModules::AllLinear,
-            ..LoraConfig::default()
-        };
+        let lora = LoraConfig { r: 4, lora_alpha: 8.0, ..LoraConfig::default() };
         let tensors = config.spec.adapter_tensors(&lora).unwrap().into_iter().map(|tensor| {
             let values = values(&tensor.name, count(&tensor.shape), size);
             (tensor.name, TensorF32 { shape: tensor.shape, values })
@@ -460,7 +471,7 @@ mod tests {
     #[test]
     fn a_merge_computes_what_base_and_adapter_do() {
         for dtype in [FloatType::F32, FloatType::Bf16, FloatType::F16] {
-            let temp = folders(dtype, 0.1, false);
+            let temp = folders(dtype, 0.1);
             let report = merged(temp.path(), None, None).unwrap();
             assert_eq!((report.modules, report.dtype), (14, dtype));
             assert!(report.largest_error < merge_bound(dtype) / 2.0, "{report:?}");
@@ -473,27 +484,9 @@ mod tests {
     }
 
     #[test]
-    fn merged_dora_rows_have_norm_and_direction() {
-        let [plain, temp] = [false, true].map(|use_dora| folders(FloatType::F32, 0.1, use_dora));
-        merged(plain.path(), None, None).unwrap();
-        assert_eq!(merged(temp.path(), None, None).unwrap().modules, 14);
-        let (name, shape) = ("model.layers.1.mlp.down_proj.weight", [8, 12]);
-        let read = |folder: &TempDir| HfFolder::open(&folder.path().join("merged")).unwrap().read_f32(name, &shape);
-        let (sum, merged) = (read(&plain).unwrap(), read(&temp).unwrap());
-        let (_, tensors) = read_adapter(&temp.path().join("adapter")).unwrap();
-        let magnitudes = &tensors[&magnitude_tensor_name("model.layers.1.mlp.down_proj")].values;
-        for ((sum, merged), &magnitude) in sum.chunks(12).zip(merged.chunks(12)).zip(magnitudes) {
-            let factor = f64::from(magnitude) / norm(sum);
-            for (sum, merged) in sum.iter().zip(merged) {
-                assert!((factor * f64::from(*sum) - f64::from(*merged)).abs() < 1e-6, "{magnitude}: {sum} {merged}");
-            }
-        }
-    }
-
-    #[test]
     fn what_rounding_takes_of_a_small_adapter_is_reported() {
         let lost = |size, dtype| {
-            let temp = folders(FloatType::Bf16, size, false);
+            let temp = folders(FloatType::Bf16, size);
             merged(temp.path(), Some(dtype), None).unwrap().lost_of_adapter
         };
         assert!(lost(0.1, FloatType::Bf16) < 0.1);
@@ -505,7 +498,7 @@ mod tests {
     fn a_merge_may_be_into_the_dequantized_base() {
         let (name, shape) = ("model.layers.0.self_attn.o_proj.weight", [8, 8]);
         for format in QuantFormat::ALL.into_iter().filter(|format| format.check_columns(8).is_ok()) {
-            let temp = folders(FloatType::F32, 0.1, false);
+            let temp = folders(FloatType::F32, 0.1);
             merged(temp.path(), None, Some(format)).unwrap();
             let [base, merged] = ["base", "merged"].map(|name| HfFolder::open(&temp.path().join(name)).unwrap());
             let dequantized = format.quantize(&base.read_f32(name, &shape).unwrap(), &shape).unwrap().dequantize();
@@ -519,7 +512,7 @@ mod tests {
 
     #[test]
     fn nothing_is_written_of_what_does_not_fit() {
-        let temp = folders(FloatType::F32, 0.1, false);
+        let temp = folders(FloatType::F32, 0.1);
         let path = temp.path().join("base/config.json");
         let text = read_to_string(&path).unwrap();
         write(path, text.replace("\"intermediate_size\": 12", "\"intermediate_size\": 16")).unwrap();

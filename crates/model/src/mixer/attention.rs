@@ -16,8 +16,8 @@ use crate::norm::Norm;
 pub struct Attention<B: Kernels> {
     /// Its sizes and constants.
     pub spec: AttentionSpec,
-    /// Norms of queries and keys.
-    pub qk_norm: Option<[Norm<B>; 2]>,
+    /// Norms of queries and of keys of its own, if it has any.
+    pub qk_norm: Vec<Norm<B>>,
     /// Norm of values, which has no weight.
     pub value_norm: Option<NormWeight<B>>,
     /// Sinks of the softmax.
@@ -36,12 +36,13 @@ pub struct AttentionSinks<B: Kernels> {
 impl<B: Kernels> Attention<B> {
     /// Returns what is done to the outputs of the first group.
     pub(super) fn epilogue(&self, rotary: &[RotaryTables<B>]) -> Epilogue<B> {
-        let norms = self.qk_norm.as_ref().map(|norms| norms.each_ref().map(Norm::operand));
         let rotary = self.spec.rope.map(|index| rotary[index].clone());
-        let mut heads = HeadsEpilogue::of_qkv(self.spec.head_dim, norms, rotary);
+        let mut heads = HeadsEpilogue::of_qkv(self.spec.head_dim, None, rotary);
+        heads.parts.iter_mut().zip(&self.qk_norm).for_each(|(part, norm)| part.norm = Some(norm.operand()));
         heads.parts[2].norm = self.value_norm.clone();
-        if self.spec.reads_another() {
-            heads.parts.truncate(1);
+        heads.parts.truncate(self.own_parts());
+        if self.has_shared_part() {
+            heads.parts[1] = HeadPart { role: HeadRole::Value, norm: None };
         }
         if self.spec.gate != OutputGate::None {
             heads.parts.push(HeadPart { role: HeadRole::Gate, norm: None });
@@ -79,10 +80,11 @@ impl<B: Kernels> Attention<B> {
     pub(super) fn forward(
         &self,
         parts: &[Tensor<B, 2>],
+        rotary: &[RotaryTables<B>],
         attend: Attend<'_, B>,
         published: &mut Published<B>,
     ) -> (Tensor<B, 2>, Option<Mixed<B>>) {
-        let (heads, sinks) = (self.heads(parts.to_vec(), published), self.sinks());
+        let (heads, sinks) = (self.heads(parts.to_vec(), rotary, published), self.sinks());
         if let KeysAndValues::Published(layer) = self.spec.keys_and_values {
             published.values.insert(layer, [heads.k.clone(), heads.v.clone()]);
         }
@@ -107,6 +109,7 @@ impl<B: Kernels> Attention<B> {
         mixed: Mixed<B>,
         d_input: InputGradient<B>,
         documents: &Documents<B>,
+        rotary: &[RotaryTables<B>],
         published: &mut Published<B>,
         sink: &mut dyn GradientSink<B>,
     ) -> Vec<Tensor<B, 2>> {
@@ -116,8 +119,9 @@ impl<B: Kernels> Attention<B> {
         };
         let Some(Kept::Statistics(statistics)) = mixed.kept else { unreachable!("attention keeps its statistics") };
         let (sinks, output) = (self.sinks(), AttentionOutput { o: mixed.values_nm, statistics });
+        let shared = self.has_shared_part().then(|| parts[1].clone());
         let (Qkv { q, k, v }, d_sinks) = B::packed_attention_backward(
-            self.heads(parts, published),
+            self.heads(parts, rotary, published),
             sinks.as_ref(),
             &self.spec,
             output,
@@ -145,17 +149,39 @@ impl<B: Kernels> Attention<B> {
                 None => vec![q, k, v],
             },
         };
+        if let Some(shared_nk) = shared {
+            let [q, k, v] = into_parts(d_parts);
+            d_parts = vec![q, self.shared_part_backward(shared_nk, [k, v], rotary, sink)];
+        }
         d_parts.extend(d_gate);
         d_parts
     }
 
-    /// Returns queries, keys and values: outputs of the first group, or of another layer's.
-    fn heads(&self, mut parts: Vec<Tensor<B, 2>>, published: &Published<B>) -> Qkv<B> {
-        parts.truncate(if self.spec.reads_another() { 1 } else { 3 });
+    /// Counts the parts of the first group that queries, keys and values are made of.
+    fn own_parts(&self) -> usize {
+        match self.spec.keys_and_values {
+            KeysAndValues::OfLayer(_) => 1,
+            KeysAndValues::Own | KeysAndValues::Published(_) => 3 - usize::from(self.spec.values_are_keys),
+        }
+    }
+
+    /// Returns whether keys and values are made of one part.
+    fn has_shared_part(&self) -> bool {
+        self.own_parts() == 2
+    }
+
+    /// Returns queries, keys and values: outputs of the first group, what is made of them, or those of another layer.
+    fn heads(&self, mut parts: Vec<Tensor<B, 2>>, rotary: &[RotaryTables<B>], published: &Published<B>) -> Qkv<B> {
+        parts.truncate(self.own_parts());
         match self.spec.keys_and_values {
             KeysAndValues::OfLayer(layer) => {
                 let [k, v] = published.values[&layer].clone();
                 Qkv { q: into_single(parts), k, v }
+            }
+            _ if self.has_shared_part() => {
+                let [q, shared_nk] = into_parts(parts);
+                let k = normed(shared_nk.clone(), self.qk_norm.get(1).map(Norm::operand).as_ref());
+                Qkv { q, k: self.turned(k, rotary, false), v: normed(shared_nk, self.value_norm.as_ref()) }
             }
             KeysAndValues::Own | KeysAndValues::Published(_) => {
                 let [q, k, v] = into_parts(parts);
@@ -164,10 +190,64 @@ impl<B: Kernels> Attention<B> {
         }
     }
 
+    /// Computes the gradient of the part that keys and values are made of from theirs.
+    fn shared_part_backward(
+        &self,
+        shared_nk: Tensor<B, 2>,
+        [dk, dv]: [Tensor<B, 2>; 2],
+        rotary: &[RotaryTables<B>],
+        sink: &mut dyn GradientSink<B>,
+    ) -> Tensor<B, 2> {
+        let (mut sum, k_norm) = (self.turned(dk, rotary, true), self.qk_norm.get(1));
+        if let Some(norm) = k_norm {
+            let (gradient, d_weight) = normed_backward(shared_nk.clone(), &norm.operand(), sum, None);
+            norm.add_gradient(d_weight, sink);
+            sum = gradient;
+        }
+        match &self.value_norm {
+            Some(norm) => normed_backward(shared_nk, norm, dv, Some(sum)).0,
+            None => B::pause(&dv.device(), || sum.add(dv)),
+        }
+    }
+
+    /// Rotates keys, or turns their gradient back.
+    fn turned(&self, k: Tensor<B, 2>, rotary: &[RotaryTables<B>], backward: bool) -> Tensor<B, 2> {
+        match self.spec.rope {
+            Some(index) => B::rotary(k, &rotary[index], self.spec.head_dim, backward),
+            None => k,
+        }
+    }
+
     /// Returns the sinks as an operand: a handle, not a copy.
     fn sinks(&self) -> Option<Sinks<B>> {
         self.sinks.as_ref().map(|sinks| Sinks { logits_h: sinks.logits.value.clone(), trains: sinks.trains })
     }
+}
+
+/// Normalizes rows of heads as wide as the norm's weight.
+fn normed<B: Kernels>(x: Tensor<B, 2>, norm: Option<&NormWeight<B>>) -> Tensor<B, 2> {
+    let Some(norm) = norm else { return x };
+    let shape = x.dims();
+    B::rms_norm(by_head(x, norm), norm, None).reshape(shape)
+}
+
+/// Backward of [`normed`]: the gradient of `x` plus another one of it, and that of the weight if it trains.
+fn normed_backward<B: Kernels>(
+    x: Tensor<B, 2>,
+    norm: &NormWeight<B>,
+    dy: Tensor<B, 2>,
+    more: Option<Tensor<B, 2>>,
+) -> (Tensor<B, 2>, Option<Tensor<B, 1>>) {
+    let shape = x.dims();
+    let more = more.map(|more| by_head(more, norm));
+    let (dx, d_weight) = B::rms_norm_backward(by_head(x, norm), norm, by_head(dy, norm), more);
+    (dx.reshape(shape), d_weight)
+}
+
+/// Returns a row for each head. Parts and gradients of attention have no gaps, so nothing moves.
+fn by_head<B: Kernels>(x: Tensor<B, 2>, norm: &NormWeight<B>) -> Tensor<B, 2> {
+    let ([tokens, all], [width]) = (x.dims(), norm.weight.dims());
+    x.reshape([tokens * all / width, width])
 }
 
 /// Adds gradients of keys and values; a section is paused for it.

@@ -75,16 +75,20 @@ pub(crate) struct SavedMixer<B: Kernels> {
 }
 
 /// What passes between layers besides the residual stream: keys and values that layers publish, by the number of the layer, and in the backward the
-/// sums of their gradients, until the publisher's own.
+/// sums of their gradients, until the publisher's own; and the layers' own inputs.
 #[derive(Clone, Debug)]
 pub(crate) struct Published<B: Kernels> {
     pub(crate) values: BTreeMap<usize, [Tensor<B, 2>; 2]>,
     pub(crate) gradients: BTreeMap<usize, [Tensor<B, 2>; 2]>,
+    /// The input `[n, p]` of each layer; none if layers have none of their own.
+    pub(crate) inputs: Vec<Tensor<B, 2>>,
+    /// The gradients of these, by the number of the layer; `None` if nothing that trains needs them.
+    pub(crate) input_gradients: Option<BTreeMap<usize, Tensor<B, 2>>>,
 }
 
 impl<B: Kernels> Default for Published<B> {
     fn default() -> Self {
-        Self { values: BTreeMap::new(), gradients: BTreeMap::new() }
+        Self { values: BTreeMap::new(), gradients: BTreeMap::new(), inputs: Vec::new(), input_gradients: None }
     }
 }
 
@@ -120,11 +124,12 @@ impl<B: Kernels> Mixer<B> {
     pub(crate) fn forward(
         &self,
         parts: &[Tensor<B, 2>],
+        rotary: &[RotaryTables<B>],
         attend: Attend<'_, B>,
         published: &mut Published<B>,
     ) -> (Tensor<B, 2>, Option<Mixed<B>>) {
         match &self.kind {
-            MixerKind::Attention(attention) => attention.forward(parts, attend, published),
+            MixerKind::Attention(attention) => attention.forward(parts, rotary, attend, published),
             MixerKind::ShortConv(conv) => conv.forward(parts, attend),
             MixerKind::DeltaNet(delta) => delta.forward(parts, attend),
         }
@@ -165,12 +170,13 @@ impl<B: Kernels> Mixer<B> {
         d_input: InputGradient<B>,
         tile: &Tile<B>,
         d_state: &mut Passing<B>,
+        rotary: &[RotaryTables<B>],
         published: &mut Published<B>,
         sink: &mut dyn GradientSink<B>,
     ) -> Vec<Tensor<B, 2>> {
         match &self.kind {
             MixerKind::Attention(attention) => {
-                attention.backward(parts, mixed, d_input, &tile.documents, published, sink)
+                attention.backward(parts, mixed, d_input, &tile.documents, rotary, published, sink)
             }
             MixerKind::ShortConv(conv) => conv.backward(parts, d_input.plain(), tile, sink),
             MixerKind::DeltaNet(delta) => delta.backward(parts, mixed, d_input, tile, d_state, sink),
@@ -183,7 +189,7 @@ impl<B: Kernels> Mixer<B> {
     pub(crate) fn add_gradients(&self, of_norms: Vec<Option<Tensor<B, 1>>>, sink: &mut dyn GradientSink<B>) {
         match &self.kind {
             MixerKind::Attention(attention) => {
-                for (norm, gradient) in attention.qk_norm.iter().flatten().zip(of_norms) {
+                for (norm, gradient) in attention.qk_norm.iter().zip(of_norms) {
                     norm.add_gradient(gradient, sink);
                 }
             }
@@ -224,4 +230,4 @@ pub(crate) fn prepare<B: Kernels>(mixer: &arch::Mixer, dtype: DType, documents: 
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

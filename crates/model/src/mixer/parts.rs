@@ -1,6 +1,6 @@
 //! What mixers have besides linear modules: how it is read from a folder, and which of it trains.
 
-use firebrick_arch::{Mixer as MixerSpec, QkNorm, TensorSpec};
+use firebrick_arch::{Mixer as MixerSpec, TensorSpec};
 use firebrick_kernels::{Kernels, Parameter};
 
 use super::{Attention, AttentionSinks, DeltaNet, MixerKind, ShortConv};
@@ -11,7 +11,7 @@ use crate::norm::Norm;
 impl<B: Kernels> Builder<'_, '_, B> {
     /// Reads what a mixer has besides linear modules: these vectors.
     pub(crate) fn mixer(&mut self, vectors: Vec<TensorSpec>, spec: &MixerSpec) -> Result<MixerKind<B>, ModelError> {
-        let mut vectors = vectors.into_iter();
+        let (count, mut vectors) = (vectors.len(), vectors.into_iter());
         let mut next = || vectors.next().expect("a mixer lists its vectors");
         let spec = match spec {
             MixerSpec::Attention(spec) => spec,
@@ -31,10 +31,8 @@ impl<B: Kernels> Builder<'_, '_, B> {
                 return Ok(MixerKind::DeltaNet(Box::new(delta)));
             }
         };
-        let qk_norm = match spec.qk_norm {
-            QkNorm::None => None,
-            _ => Some([self.norm_of(&next())?, self.norm_of(&next())?]),
-        };
+        let norms = count - usize::from(spec.sinks);
+        let qk_norm = (0..norms).map(|_| self.norm_of(&next())).collect::<Result<_, _>>()?;
         let sinks = if spec.sinks { Some(self.sinks(&next())?) } else { None };
         let value_norm = spec.value_norm.then(|| self.norm_without_weight(spec.head_dim));
         Ok(MixerKind::Attention(Box::new(Attention { spec: spec.clone(), qk_norm, value_norm, sinks })))
@@ -54,7 +52,7 @@ macro_rules! lists {
                         let Attention { qk_norm, sinks, .. } = &$($mutable)? **attention;
                         let sinks = sinks.into_iter().filter(|sinks| sinks.trains);
                         let logits = sinks.map(|AttentionSinks { logits, .. }| logits);
-                        qk_norm.into_iter().flatten().flat_map(Norm::$parameters).chain(logits).collect()
+                        qk_norm.into_iter().flat_map(Norm::$parameters).chain(logits).collect()
                     }
                     Self::ShortConv(ShortConv { filters, trains, .. }) => trains.then_some(filters).into_iter().collect(),
                     Self::DeltaNet(delta) => {

@@ -1,13 +1,20 @@
-//! Layers with a gated short convolution, and with keys and values of another layer: documents, policies, generation and adapters.
+//! Layers with a gated short convolution, with keys and values of another layer, and with what else Gemma 4 has: documents, policies, generation and
+//! adapters.
 
 use std::collections::BTreeMap;
 
-use firebrick_arch::{KeysAndValues, LoraConfig, Mixer, ModelConfig, ShortConvSpec, TargetModules};
+use firebrick_arch::{
+    KeysAndValues, LayerNorms, LoraConfig, Mixer, ModelConfig, PER_LAYER_EMBEDDING, PerLayerInputs, QkNorm,
+    ShortConvSpec, TargetModules,
+};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{BaseStorage, GradientMap, GradientSink, Recompute};
+use firebrick_precision::FloatType;
+use tempfile::tempdir;
 
+use crate::peft::read_adapter_config;
 use crate::test_config::{build_options, tiny};
-use crate::{BatchLimits, Decoder, GenerateOptions, LossOptions, PassOptions, Sampler};
+use crate::{BatchLimits, Decoder, GenerateOptions, HfFolder, LossOptions, PassOptions, Sampler};
 
 /// Describes a convolution in the first of two layers, and attention in the second.
 fn config() -> ModelConfig {
@@ -21,7 +28,7 @@ fn model(lora: Option<LoraConfig>) -> Decoder<Flex> {
     model_of(config(), lora)
 }
 
-fn model_of(config: ModelConfig, lora: Option<LoraConfig>) -> Decoder<Flex> {
+pub(crate) fn model_of(config: ModelConfig, lora: Option<LoraConfig>) -> Decoder<Flex> {
     let storage = if lora.is_some() { BaseStorage::Frozen(FLOAT) } else { BaseStorage::Trained };
     let options = crate::BuildOptions { lora, ..build_options(storage, 64) };
     Decoder::random(config, &options, None, &Default::default()).unwrap()
@@ -42,8 +49,30 @@ fn sharing() -> ModelConfig {
     config
 }
 
+/// Describes layers with inputs of their own and factors of their outputs; keys and values of the first are made of one projection.
+fn like_gemma4() -> ModelConfig {
+    let mut config = sharing();
+    config.spec.attentions_mut().for_each(|attention| attention.qk_norm = QkNorm::PerHead);
+    config.spec.layers[0].mixer.attention_mut().unwrap().values_are_keys = true;
+    config.spec.layers[1].norms = LayerNorms::PreAndPost;
+    config.spec.layers.iter_mut().for_each(|layer| layer.has_scalar = true);
+    config.spec.per_layer_inputs = Some(PerLayerInputs { width: 4, vocab_size: 11 });
+    config
+}
+
+/// Returns such a model with factors that are not 1.
+fn gemma4(lora: Option<LoraConfig>) -> Decoder<Flex> {
+    let mut model = model_of(like_gemma4(), lora);
+    model.layers.iter_mut().zip([0.7, 1.3]).for_each(|(layer, scalar)| layer.scalar = Some(scalar));
+    model
+}
+
 /// Returns the loss of documents in one row, and the gradients by name.
-fn gradients(model: &Decoder<Flex>, documents: &[&[u32]], recompute: Recompute) -> (f32, BTreeMap<String, Vec<f32>>) {
+pub(crate) fn gradients(
+    model: &Decoder<Flex>,
+    documents: &[&[u32]],
+    recompute: Recompute,
+) -> (f32, BTreeMap<String, Vec<f32>>) {
     let ids = documents.concat();
     let targets: Vec<i64> = ids.iter().map(|&id| i64::from((id * 3 + 1) % 11)).collect();
     let positions: Vec<u32> = documents.iter().flat_map(|document| 0..document.len() as u32).collect();
@@ -59,8 +88,8 @@ fn gradients(model: &Decoder<Flex>, documents: &[&[u32]], recompute: Recompute) 
     (loss, sink.iter().map(|(name, gradient)| (name.to_string(), values(gradient))).collect())
 }
 
-fn assert_near(found: &[f32], expected: &[f32], what: &str) {
-    let difference = firebrick_precision::difference::largest_difference(found, expected);
+pub(crate) fn assert_near(found: &[f32], expected: &[f32], what: &str) {
+    let difference = firebrick_precision::difference::relative_difference(found, expected, 1.0);
     assert!(difference < 1e-5, "{what}: {difference}");
 }
 
@@ -68,6 +97,9 @@ fn assert_near(found: &[f32], expected: &[f32], what: &str) {
 fn packed_documents_train_as_by_themselves() {
     packed_as_by_themselves(&model(None), "model.layers.0.conv.conv.weight");
     packed_as_by_themselves(&model_of(sharing(), None), "model.layers.0.self_attn.v_proj.weight");
+    packed_as_by_themselves(&gemma4(None), "model.layers.0.self_attn.k_proj.weight");
+    // In tiles of the MLP and what follows it.
+    packed_as_by_themselves(&Decoder { tile_tokens: 3, ..gemma4(None) }, "model.per_layer_model_projection.weight");
 }
 
 fn packed_as_by_themselves(model: &Decoder<Flex>, name: &str) {
@@ -97,9 +129,15 @@ fn gradients_are_the_slopes_of_the_loss() {
     are_slopes(model(None), ["model.layers.0.conv.conv.weight", "model.layers.0.conv.in_proj.weight"]);
     let of_publisher = ["model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight"];
     are_slopes(model_of(sharing(), None), of_publisher);
+    let of_shared = ["model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.k_norm.weight"];
+    are_slopes(gemma4(None), of_shared);
+    let of_layer = ["model.layers.1.per_layer_input_gate.weight", "model.layers.0.post_per_layer_input_norm.weight"];
+    are_slopes(gemma4(None), of_layer);
+    are_slopes(gemma4(None), ["model.per_layer_model_projection.weight", "model.per_layer_projection_norm.weight"]);
+    are_slopes(gemma4(None), ["model.embed_tokens.weight", "model.layers.0.per_layer_projection.weight"]);
 }
 
-fn are_slopes(mut model: Decoder<Flex>, names: [&str; 2]) {
+pub(crate) fn are_slopes(mut model: Decoder<Flex>, names: [&str; 2]) {
     let document: [&[u32]; 1] = [&[1, 5, 2, 8, 3, 3]];
     let (_, gradients_of) = gradients(&model, &document, Recompute::Full);
     for name in names {
@@ -121,7 +159,44 @@ fn are_slopes(mut model: Decoder<Flex>, names: [&str; 2]) {
 
 #[test]
 fn text_is_written_as_the_whole_text_would_be_read() {
-    [model(None), model_of(sharing(), None)].iter().for_each(is_written_as_read);
+    [model(None), model_of(sharing(), None), gemma4(None)].iter().for_each(is_written_as_read);
+}
+
+#[test]
+fn a_saved_model_has_the_table_and_the_factors_of_the_layers_and_loads() {
+    let temp = tempdir().unwrap();
+    let (model, dir) = (gemma4(None), temp.path().join("saved"));
+    model.save_model(model.collect_weights(), &dir, FloatType::F32, None, None).unwrap();
+    let folder = HfFolder::open(&dir).unwrap();
+    let options = build_options(BaseStorage::Frozen(FLOAT), 64);
+    let loaded = Decoder::<Flex>::load(&folder, like_gemma4(), &options, &Default::default(), &mut |_| ()).unwrap();
+    let logits = |model: &Decoder<Flex>| {
+        let batch = model.upload(&[1, 5, 10], &[-100; 3], &[0, 1, 2], &[0, 3]).unwrap();
+        model.logits(&batch).into_data().to_vec::<f32>().unwrap()
+    };
+    assert_near(&logits(&loaded), &logits(&model), "logits");
+    // What is loaded is written as it was read.
+    let again = temp.path().join("again");
+    let trained = build_options(BaseStorage::Trained, 64);
+    let loaded = Decoder::<Flex>::load(&folder, like_gemma4(), &trained, &Default::default(), &mut |_| ()).unwrap();
+    loaded.save_model(loaded.collect_weights(), &again, FloatType::F32, None, None).unwrap();
+    let again = HfFolder::open(&again).unwrap();
+    for name in [PER_LAYER_EMBEDDING, "model.layers.1.layer_scalar"] {
+        assert_eq!(again.read(name).unwrap(), folder.read(name).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn pairs_of_keys_that_a_layer_does_not_compute_are_left_out_of_an_adapter() {
+    let temp = tempdir().unwrap();
+    let named = ["q_proj", "k_proj"].map(str::to_owned).to_vec();
+    let lora = LoraConfig { r: 2, target_modules: TargetModules::Named(named), ..LoraConfig::default() };
+    model_of(tiny(&[]).unwrap(), Some(lora.clone())).save_adapter(temp.path(), &lora, None).unwrap();
+    let found = read_adapter_config(temp.path()).unwrap();
+    let mut model = model_of(sharing(), Some(found));
+    model.load_adapter(temp.path()).unwrap();
+    let adapted = model.parameters().into_iter().filter(|parameter| parameter.name.contains("k_proj.lora_A"));
+    assert_eq!(adapted.count(), 1);
 }
 
 fn is_written_as_read(model: &Decoder<Flex>) {
@@ -192,11 +267,14 @@ fn an_edited_answer_is_read_on_from_the_prompt_before_it() {
 #[test]
 fn adapters_are_on_both_projections() {
     let lora = LoraConfig { r: 2, target_modules: TargetModules::AllLinear, ..LoraConfig::default() };
-    let model = model(Some(lora));
+    let model = model(Some(lora.clone()));
     let (_, found) = gradients(&model, &[&[1, 5, 2, 8]], Recompute::Full);
     for module in ["in_proj", "out_proj"] {
         let adapted = found.keys().filter(|name| name.contains(&format!("layers.0.conv.{module}")));
         assert_eq!(adapted.count(), 2, "{found:?}");
     }
     assert!(!found.contains_key("model.layers.0.conv.conv.weight"));
+    let (_, found) = gradients(&gemma4(Some(lora)), &[&[1, 5, 2, 8]], Recompute::Full);
+    let count = |module: &str| found.keys().filter(|name| name.contains(module)).count();
+    assert_eq!(["per_layer_input_gate", "per_layer_projection", "per_layer_model"].map(count), [4, 4, 0]);
 }

@@ -4,12 +4,10 @@
 //! The saved adapter contains both pairs, so a checkpoint needs no other file.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use firebrick_arch::lora_tensor_names;
 
-use super::ADAPTER_WEIGHTS_FILE;
-use crate::checkpoint::{Shard, TensorF32, open_adapter};
+use crate::checkpoint::{Shard, TensorF32};
 use crate::error::ModelError;
 use crate::linear::StartPair;
 
@@ -42,11 +40,6 @@ pub(crate) fn take_start(tensors: &mut BTreeMap<String, TensorF32>, path: &str, 
     tensors.insert(a_name, TensorF32 { shape: vec![rank, inputs], values: now_a });
     tensors.insert(b_name, TensorF32 { shape: vec![outputs, rank], values: now_b });
     Some(StartPair { a: start_a, b: start_b })
-}
-
-/// Opens the matrices of the adapter in a folder.
-pub(crate) fn open_starts(dir: &Path) -> Result<Shard, ModelError> {
-    open_adapter(&dir.join(ADAPTER_WEIGHTS_FILE))
 }
 
 /// Reads the start pair of the module at `path`, whose weight has this shape.

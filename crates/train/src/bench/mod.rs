@@ -12,7 +12,7 @@ mod trace;
 use std::sync::Arc;
 use std::time::Instant;
 
-use firebrick_arch::ModelConfig;
+use firebrick_arch::{ModelConfig, counted};
 use firebrick_data::Batch;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::measure::ProcessClock;
@@ -85,8 +85,7 @@ fn planned_and_measured(
     let folder = config.fetch_model_on(ranks, &[], need, console)?.folder;
     let model = config.read_model(&folder)?;
     let world_size = ranks.world_size();
-    let documents =
-        if options.documents == 1 { "one document".to_owned() } else { format!("{} documents", options.documents) };
+    let documents = counted(options.documents, "document");
     let data = DataShape {
         rows: options.micro_batch * world_size * config.train.steps.unwrap_or(1) as usize,
         row_len: options.seq,
@@ -101,7 +100,19 @@ fn planned_and_measured(
         PlanInputs { config: &config, profile: &profile, model: &model, data: &data, world_size, request: &request };
     let mut plan = Plan::resolve(inputs)?;
     plan.model_folder.value = folder;
-    print(&format!("plan for the benchmark\n{plan}"));
+    let BenchOptions { steps, warmup, micro_batch, seq, .. } = *options;
+    print(&format!(
+        "bench: times {} of {} of {seq} random tokens after {} that are not timed; nothing is saved",
+        counted(steps, "step"),
+        counted(micro_batch, "row"),
+        counted(warmup, "step")
+    ));
+    let saved = ["saved to", "checkpoints", "evaluation", "copy to save", "disk"];
+    let plan_text = plan.to_string();
+    let is_saved =
+        |line: &str| line.strip_prefix("  ").is_some_and(|row| saved.iter().any(|name| row.starts_with(name)));
+    let lines = plan_text.lines().filter(|line| !is_saved(line));
+    print(&format!("plan for the benchmark\n{}\n", lines.collect::<Vec<_>>().join("\n")));
     let report = FailureReport::new(&plan, None);
     let case = Case { options, profile: &profile, plan: &plan, model: &model, ranks, clock, print };
     with_backend!(plan.backend.value, B => catch_failure(|| together::catch_loss(|| measure::<B>(&case))))
@@ -196,7 +207,10 @@ fn step<B: Kernels>(trainer: &mut Trainer<B>, batch: &Batch) -> Result<(f32, f64
     if loss.is_finite() && (grad_norm.is_finite() || numbers.was_skipped()) {
         Ok((loss, host_s))
     } else {
-        Err(RunError::NotFinite { step, loss, grad_norm })
+        let problem = format!("step {step}: loss is {loss}, gradient norm is {grad_norm}");
+        Err(RunError::Refused(format!(
+            "{problem}: the weights are damaged, or the compute format cannot hold their values"
+        )))
     }
 }
 

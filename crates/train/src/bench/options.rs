@@ -177,7 +177,7 @@ mod tests {
     fn options_become_the_recipe_of_the_same_work() {
         let words = "--seq 512 --micro-batch 3 --recompute selective --compute fp32 --rank 8 --optimizer adamw --trace";
         let config = parse(words).unwrap().recipe(FloatType::Bf16).unwrap();
-        assert_eq!((config.max_seq_len, config.train.micro_batch_size), (512, Auto::Given(3)));
+        assert_eq!((config.max_seq_len(), config.train.micro_batch_size), (512, Auto::Given(3)));
         assert_eq!(
             (config.recompute(), config.compute()),
             (Some(Recompute::Selective), Compute::Plain(FloatType::F32))

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use firebrick_arch::counted;
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_hwprofile::roofline::{Bound, RateSource};
 use firebrick_kernels::{BackendKind, GemmFormat, Recompute};
@@ -79,10 +80,12 @@ impl Display for BenchReport {
         writeln!(out, "benchmark of {model} on {backend} ({device})")?;
         writeln!(
             out,
-            "  case         {micro_batch} rows of {seq} tokens in {documents} document(s), {compute}{gemms} on {base}, recompute {recompute}, offload {offload}"
+            "  case         {} of {seq} tokens in {}, {compute}{gemms} on {base}, recompute {recompute}, offload {offload}",
+            counted(*micro_batch, "row"),
+            counted(*documents, "document")
         )?;
         let ranks = if self.ranks == 1 { String::new() } else { format!(" of {} ranks together", self.ranks) };
-        writeln!(out, "  tokens/s     {tok_s:.0}{ranks} (median of {steps} steps after {warmup})")?;
+        writeln!(out, "  tokens/s     {tok_s:.0}{ranks} (median of {} after {warmup})", counted(*steps, "step"))?;
         let Spread { min, median, max, .. } = self.step_s;
         writeln!(out, "  step         {median:.4} s (from {min:.4} to {max:.4})")?;
         let host_s = self.host_s.median;

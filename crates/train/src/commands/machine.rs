@@ -12,6 +12,7 @@ use firebrick_trainer::doctor::examine;
 use firebrick_trainer::plan::choose_backend;
 
 use super::warn;
+use crate::offered::Offered;
 use firebrick_trainer::run::peaks::measure_peaks;
 
 #[derive(Args)]
@@ -20,7 +21,7 @@ pub(crate) struct Profile {
     #[arg(long)]
     json: bool,
     /// Describe this machine of the table instead of the one at hand.
-    #[arg(long = "for", value_name = "MACHINE", value_parser = AcceleratorSpec::named)]
+    #[arg(long = "for", value_name = "MACHINE", hide_possible_values = true, value_parser = one_machine())]
     machine: Option<&'static AcceleratorSpec>,
     /// Time large matrix multiplications of each format and copies, and keep the rates for the plans of this machine.
     #[arg(long, conflicts_with = "machine")]
@@ -28,6 +29,18 @@ pub(crate) struct Profile {
     /// The backend to measure: auto, cuda, wgpu, candle or flex.
     #[arg(long, default_value_t, requires = "measure")]
     backend: BackendChoice,
+}
+
+/// Returns the names of the machines of the table.
+pub(super) fn machine_ids() -> impl Iterator<Item = &'static str> {
+    AcceleratorSpec::all().map(|machine| machine.id)
+}
+
+fn one_machine() -> Offered<&'static AcceleratorSpec> {
+    Offered {
+        values: machine_ids().collect(),
+        parse: |name| AcceleratorSpec::named(name).map_err(|error| error.to_string()),
+    }
 }
 
 pub(crate) fn profile(arguments: &Profile) -> anyhow::Result<()> {

@@ -1,5 +1,6 @@
 //! The commands of `firebrick`: their options, and the functions they call.
 
+pub(crate) mod answers;
 #[cfg(test)]
 mod command_page;
 pub(crate) mod machine;
@@ -11,16 +12,11 @@ pub(crate) mod text;
 pub(crate) mod timing;
 pub(crate) mod training;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
-use firebrick_trainer::console::escaped;
+pub(crate) use firebrick_trainer::console::warn;
 
 /// Returns whether output to `stream` may have colors: it is a terminal, and `NO_COLOR` is not set.
 pub(crate) fn takes_colors(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-}
-
-/// Writes a line on standard error. A closed pipe is ignored.
-pub(crate) fn warn(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", escaped(text));
 }

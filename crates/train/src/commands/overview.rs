@@ -66,6 +66,14 @@ mod tests {
     }
 
     #[test]
+    fn shells_offer_types_of_files_and_machines() {
+        let script = completions(command_line(), Shell::Bash);
+        for values in ["f32 f16 bf16 q8_0 q6_k q5_k_m q4_k_m q4_0", "all "] {
+            assert!(script.contains(&format!("compgen -W \"{values}")), "{values} are not offered");
+        }
+    }
+
+    #[test]
     fn the_overview_has_a_line_for_each_command() {
         command_line().debug_assert();
         let help = command_line().render_help().to_string();

@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use firebrick_arch::counted;
 use firebrick_hwprofile::AcceleratorSpec;
-use firebrick_hwprofile::spec::UnknownMachine;
 use firebrick_trainer::config::RunConfig;
 use firebrick_trainer::console::{Console, program, shell_quoted};
 use firebrick_trainer::new_recipe::{NewRecipe, file_name, new_recipe};
@@ -16,13 +16,15 @@ use firebrick_trainer::run::plan_for::PlanBasis;
 use firebrick_trainer::run::prepare::prepare_for;
 use firebrick_trainer::run::reading_data;
 
+use super::machine::machine_ids;
 use super::takes_colors;
 use crate::convert::{Converted, Remark, convert};
 use crate::inspect::{Style, inspect};
+use crate::offered::Offered;
 
-/// The recipe file, as a plain argument or as an option.
+/// The recipe file, as a plain argument or as an option, and what is changed in it.
 #[derive(Args)]
-pub(super) struct RecipeFile {
+pub(super) struct Recipe {
     /// The recipe: a path, or the name of a file in configs/.
     recipe: Option<PathBuf>,
     /// Recipes that are too many: clap would only call them unexpected.
@@ -31,15 +33,22 @@ pub(super) struct RecipeFile {
     /// The same recipe as an option.
     #[arg(long, value_name = "RECIPE")]
     config: Option<PathBuf>,
+    /// Override a key, e.g. --set train.learning_rate=1e-4. May be given several times.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(super) overrides: Vec<String>,
 }
 
-impl RecipeFile {
-    /// Returns the recipe; `None` if none was given.
+impl Recipe {
+    /// Returns the file; `None` if none was given.
     ///
     /// # Errors
-    /// Several were given.
+    /// Several were given, or overrides without `--set` or `=`.
     pub(super) fn given(&self) -> anyhow::Result<Option<&PathBuf>> {
         let mut all = self.recipe.iter().chain(&self.others).chain(&self.config);
+        let words: Vec<String> = all.clone().map(|word| word.display().to_string()).collect();
+        if let Some(meant) = misplaced(&words, &self.overrides) {
+            bail!("{meant}");
+        }
         match (all.next(), all.next()) {
             (Some(first), Some(second)) => {
                 bail!("give one recipe: {} and {} were given", first.display(), second.display())
@@ -47,6 +56,25 @@ impl RecipeFile {
             (first, _) => Ok(first),
         }
     }
+
+    pub(super) fn load(&self) -> anyhow::Result<RunConfig> {
+        let file = self.given()?.context("give the recipe: a path, or the name of a file in configs/")?;
+        Ok(RunConfig::load(file, &self.overrides)?)
+    }
+}
+
+/// Returns what was meant by an override without `=`, or by a word that is one without `--set`.
+fn misplaced(words: &[String], overrides: &[String]) -> Option<String> {
+    let is_file =
+        |word: &str| [".toml", ".yaml", ".yml"].iter().any(|end| word.ends_with(end)) || Path::new(word).exists();
+    let mut others = words.iter().filter(|word| !is_file(word));
+    if let Some(key) = overrides.iter().find(|text| !text.contains('=')) {
+        let value = others.next().map_or("VALUE", String::as_str);
+        let set = shell_quoted(&format!("{key}={value}"));
+        return Some(format!("an override has '=' between its key and its value: write --set {set}"));
+    }
+    let word = others.find(|word| word.contains('='))?;
+    Some(format!("'{word}' is no recipe; if it changes a key, write --set {}", shell_quoted(word)))
 }
 
 #[derive(Args)]
@@ -55,7 +83,7 @@ pub(crate) struct PlanArguments {
     recipe: Recipe,
     /// Plan for this machine instead of the one at hand: b200, h100, a100, l4, mi300x, m4-max, tpu-v5p, ...; a wrong name lists all. `all` compares
     /// them in a table. A model that cannot be reached is planned from its shipped config.json, data that is not there as full rows.
-    #[arg(long = "for", value_name = "MACHINE", value_parser = machines)]
+    #[arg(long = "for", value_name = "MACHINE", hide_possible_values = true, value_parser = machines())]
     machine: Option<Machines>,
     /// Price of the machine per hour, for the cost of the run; of one among many as `h100=2.50`. May be given several times.
     #[arg(long, value_name = "PRICE", value_parser = price)]
@@ -75,8 +103,15 @@ enum Machines {
     One(&'static AcceleratorSpec),
 }
 
-fn machines(name: &str) -> Result<Machines, UnknownMachine> {
-    if name == "all" { Ok(Machines::All) } else { AcceleratorSpec::named(name).map(Machines::One) }
+/// Returns the parser of `--for`.
+fn machines() -> Offered<Machines> {
+    Offered {
+        values: ["all"].into_iter().chain(machine_ids()).collect(),
+        parse: |name| match name {
+            "all" => Ok(Machines::All),
+            name => AcceleratorSpec::named(name).map(Machines::One).map_err(|error| error.to_string()),
+        },
+    }
 }
 
 /// A price per hour, of one machine or of any.
@@ -101,22 +136,6 @@ fn price_of(prices: &[Price], machine: Option<&AcceleratorSpec>) -> Option<f64> 
     let is_of = |price: &&Price| price.machine.is_some() && price.machine.map(|of| of.id) == machine.map(|of| of.id);
     let named = prices.iter().find(is_of);
     named.or_else(|| prices.iter().find(|price| price.machine.is_none())).map(|price| price.per_hour)
-}
-
-#[derive(Args)]
-pub(super) struct Recipe {
-    #[command(flatten)]
-    file: RecipeFile,
-    /// Override a key, e.g. --set train.learning_rate=1e-4. May be given several times.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    overrides: Vec<String>,
-}
-
-impl Recipe {
-    pub(super) fn load(&self) -> anyhow::Result<RunConfig> {
-        let file = self.file.given()?.context("give the recipe: a path, or the name of a file in configs/")?;
-        Ok(RunConfig::load(file, &self.overrides)?)
-    }
 }
 
 #[derive(Args)]
@@ -166,7 +185,10 @@ pub(crate) fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
         let prepared = prepare_for(recipe, ranks, &request)?;
         drop(shown);
         print_plan(&prepared.data_notes, &prepared.plan);
-        return Ok(());
+        return match prepared.missing {
+            Some(error) => Err(anyhow::Error::from(error).context("a run will not start")),
+            None => Ok(()),
+        };
     };
     let basis = PlanBasis::read(recipe, &request)?;
     drop(shown);
@@ -199,6 +221,8 @@ pub(crate) fn write_new(New { model, data, out }: New) -> anyhow::Result<()> {
     let written = fs::File::create_new(&file).and_then(|mut file| file.write_all(text.as_bytes()));
     written.with_context(|| format!("cannot write {name}"))?;
     print_plan(&prepared.data_notes, &prepared.plan);
+    let missing = prepared.missing.iter();
+    missing.for_each(|error| Console::VERBOSE.print(&format!("a run will not start: {error}")));
     let (program, quoted) = (program(), shell_quoted(&name.to_string()));
     Console::VERBOSE
         .print(&format!("\nwritten to {name}. Read it, change what you like, then\n  {program} train {quoted}"));
@@ -213,13 +237,15 @@ pub(crate) fn convert_file(Convert { file, out }: &Convert) -> anyhow::Result<()
     let out = out.clone().unwrap_or_else(default);
     let name = out.display();
     ensure!(out.extension().is_some_and(|extension| extension == "toml"), "{name} does not end with .toml");
+    ensure!(!out.exists(), "{name} exists already: name another file with --out");
     let converted = convert(&text, file)?;
     let written = fs::File::create_new(&out).and_then(|mut file| file.write_all(converted.recipe.as_bytes()));
-    written.with_context(|| format!("cannot write {name}: name another file with --out"))?;
+    written.with_context(|| format!("cannot write {name}"))?;
     let Converted { carried, not_needed, left, problem, .. } = converted;
     let (not_needed, without) = (not_needed.len(), left.len());
     Console::VERBOSE.print(&format!(
-        "written to {name}: {carried} keys carried over, {not_needed} need nothing here, {without} have no counterpart"
+        "written to {name}: {} carried over; of the others {not_needed} need nothing here, and {without} have no counterpart",
+        counted(carried, "key")
     ));
     for Remark { line, setting, reason } in &left {
         Console::VERBOSE.print(&format!("  line {line}, {setting}: {reason}"));
@@ -242,4 +268,23 @@ pub(crate) fn show_data(arguments: &Inspect) -> anyhow::Result<()> {
     let style = if takes_colors(&std::io::stdout()) { Style::Colors } else { Style::Markers };
     Console::VERBOSE.print(inspection.text(style).trim_end_matches('\n'));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overrides_in_the_wrong_place_are_written_out() {
+        let said = |words: &str, overrides: &str| {
+            let list = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            misplaced(&list(words), &list(overrides)).unwrap_or_default()
+        };
+        assert!(said("r.toml 5", "train.steps").ends_with("write --set train.steps=5"));
+        assert!(said("5 r.toml", "train.steps").ends_with("write --set train.steps=5"));
+        assert!(said("r.toml", "train.steps").ends_with("write --set train.steps=VALUE"));
+        assert!(said("r.toml train.steps=5", "").ends_with("write --set train.steps=5"));
+        assert_eq!(said("r.toml", "train.steps=5"), "");
+        assert_eq!(said("a=b.toml", ""), "");
+    }
 }

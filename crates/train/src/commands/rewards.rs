@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use firebrick_arch::counted;
 use firebrick_trainer::grpo::reward::{Request, Rewards};
 use firebrick_trainer::grpo::reward_of;
 use serde_json::{Map, Value};
@@ -50,7 +51,7 @@ pub(crate) fn try_rewards(arguments: &TryRewards) -> anyhow::Result<()> {
     }
     let mean = if count > 0 { sum / f64::from(count) } else { 0.0 };
     let timeouts = scores.timeouts;
-    Console::VERBOSE.print(&format!("mean reward {mean:.4} of {count} completions; {timeouts} timed out"));
+    Console::VERBOSE.print(&format!("mean reward {mean:.4} of {}; {timeouts} timed out", counted(count, "completion")));
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use firebrick_model::read_config;
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_trainer::config::{BackendChoice, EvalConfig, compute};
 use firebrick_trainer::console::{Console, escaped};
-use firebrick_trainer::hub::{Need, adapter_folder, model_folder};
+use firebrick_trainer::hub::{Need, adapter_folder, model_folder, other_base};
 use firebrick_trainer::plan::{choose_backend, command_format};
 use firebrick_trainer::run::chat_settings;
 use firebrick_trainer::run::device::device_work;
@@ -137,7 +137,8 @@ pub(crate) fn write_text(arguments: Generate) -> anyhow::Result<()> {
     let prompts = input.as_deref().map_or(Ok(prompt), read_prompts)?;
     let (sampler, sequences) = (sampling.sampler(), batch as usize);
     let request = GenerateRequest { load, prompts, chat, system_prompt, max_new_tokens, sampler, sequences };
-    let saved = if chat { chat_settings::note(&request.template_defaults()?) } else { None };
+    let saved = request.load.chat_settings()?;
+    let saved = if chat { chat_settings::note(&saved, request.system_prompt.as_deref()) } else { None };
     sampling.note().iter().chain(&saved).for_each(|note| warn(note));
     if let ([prompt], None) = (request.prompts.as_slice(), &out) {
         // After the model is loaded, so that an error is not preceded by the prompt.
@@ -173,7 +174,7 @@ pub(crate) fn talk(arguments: Talk) -> anyhow::Result<()> {
     let (backend, load, sampling) = choose(weights, &choice)?;
     let positions = read_config(&load.model)?.spec.max_position_embeddings;
     let context = context.unwrap_or_else(|| positions.min(4096));
-    let saved = chat_settings::note(&load.template_defaults(system_prompt.as_deref())?);
+    let saved = chat_settings::note(&load.chat_settings()?, system_prompt.as_deref());
     sampling.note().iter().chain(&saved).for_each(|note| warn(note));
     let (stop, is_idle) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
     // While an answer is written, Ctrl-C ends it; otherwise it ends the process.
@@ -216,7 +217,8 @@ pub(crate) fn compare(arguments: Verify) -> anyhow::Result<()> {
     if let Some(what) = found.beyond(options.tolerance) {
         anyhow::bail!("{what}, above the tolerance of {:e}", options.tolerance);
     }
-    console.print(&format!("within {:e}", options.tolerance));
+    let within = if options.tolerance > 0.0 { format!("within {:e}", options.tolerance) } else { "equal".to_owned() };
+    console.print(&within);
     Ok(())
 }
 
@@ -243,5 +245,6 @@ fn load_options(weights: Weights, compute: FloatType) -> Result<LoadOptions, Run
     let adapter = |path: &PathBuf| adapter_folder(path, "--adapter", Need::Weights, console);
     let adapter = weights.adapter.as_ref().map(adapter).transpose()?;
     let model = model_folder(&weights.model, Need::Weights, console)?.folder;
+    adapter.iter().filter_map(|adapter| other_base(adapter, &model)).for_each(|note| warn(&note));
     Ok(LoadOptions { model, adapter, storage: BaseStorage::Frozen(format), compute })
 }

@@ -44,7 +44,7 @@ deepspeed: examples/deepspeed/ds_z3_config.json
     assert_eq!((&*source.fields["chosen"], &*source.fields["prompt"]), ("good", "conversations"));
     // Their rank and scale are defaults that differ from ours; each of both answers may have cutoff_len tokens.
     let lora = recipe.lora.as_ref().unwrap();
-    assert_eq!((lora.r, lora.lora_alpha, recipe.max_seq_len, recipe.pack), (8, 16.0, 2048, false));
+    assert_eq!((lora.r, lora.lora_alpha, recipe.max_seq_len(), recipe.pack), (8, 16.0, 2048, false));
     assert_eq!((recipe.preference.as_ref().unwrap().beta, recipe.train.zero_stage), (0.2, ZeroStage::WEIGHTS));
     // What is absent has their defaults, and LoRA is one of them.
     assert_eq!((recipe.learning_rate(), recipe.train.schedule), (5e-5, firebrick_optim::ScheduleKind::Linear));

@@ -8,14 +8,14 @@ mod text;
 use std::cmp::Reverse;
 
 use firebrick_data::{
-    Chat, ChatTemplate, DataError, DocumentSet, FindingCount, FindingKind, PackReport, PackedDataset, Tokenizer,
+    Chat, ChatTemplate, DataError, FindingCount, FindingKind, PackOptions, PackReport, PackedDataset, Tokenizer,
 };
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::RunConfig;
 use firebrick_trainer::console::grouped;
 use firebrick_trainer::plan;
-use firebrick_trainer::run::data_sets::{self, DataSets, Input, SourceReport, place};
+use firebrick_trainer::run::data_sets::{self, DataSets, ReadSet, SourceReport, place};
 use firebrick_trainer::run::prepare::{self, pack_options};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -60,15 +60,14 @@ pub fn inspect(config: &RunConfig, count: usize) -> Result<Inspection, RunError>
     let tokenizer = data_sets::tokenizer(config, &config.model_folder()?, prepare::now())?;
     let data = data_sets::read(config, &tokenizer, plan::tokenizing(config, &HardwareProfile::detect()))?;
     let settings = settings(config, &tokenizer, &data);
-    let view = |documents, inputs: &[Input], sources: Vec<SourceReport>, title, location| {
-        let set = set_view(config, &tokenizer, count, documents, inputs)?;
-        Ok::<_, RunError>(SetView { title, location, sources, ..set })
-    };
-    let train = data.train;
-    let mut sets = vec![view(train.documents, &train.inputs, train.sources, "training data", train.location)?];
-    if let Some(set) = data.held_out {
-        let location = if set.sources.is_empty() { set.location } else { "a separate set".to_owned() };
-        sets.push(view(set.documents, &set.inputs, set.sources, "held-out data", location)?);
+    let packing = pack_options(config, &tokenizer, &data, 1);
+    let view = |title, set| set_view(config, &tokenizer, &packing, count, (title, set));
+    let mut sets = vec![view("training data", data.train)?];
+    if let Some(mut set) = data.held_out {
+        if !set.sources.is_empty() {
+            set.location = "a separate set".to_owned();
+        }
+        sets.push(view("held-out data", set)?);
     }
     Ok(Inspection { name: config.name.clone(), settings, sets })
 }
@@ -77,15 +76,14 @@ pub fn inspect(config: &RunConfig, count: usize) -> Result<Inspection, RunError>
 fn set_view(
     config: &RunConfig,
     tokenizer: &Tokenizer,
+    packing: &PackOptions,
     count: usize,
-    documents: DocumentSet,
-    inputs: &[Input],
+    (title, set): (&'static str, ReadSet),
 ) -> Result<SetView, RunError> {
-    let packing = pack_options(config, tokenizer, documents.len(), 1);
-    let packed = PackedDataset::new(documents, packing);
+    let packed = PackedDataset::new(set.documents, packing.clone());
     let documents = packed.documents();
     let sample = |index: usize| {
-        let place = place(inputs, documents.entry(index).origin);
+        let place = place(&set.inputs, documents.entry(index).origin);
         let place = match (config.preference.is_some(), index.is_multiple_of(2)) {
             (false, _) => place,
             (true, true) => format!("{place} (chosen)"),
@@ -115,9 +113,9 @@ fn set_view(
     .into_iter()
     .collect();
     Ok(SetView {
-        title: "",
-        location: String::new(),
-        sources: Vec::new(),
+        title,
+        location: set.location,
+        sources: set.sources,
         packing: packed.report(),
         row_len: packed.row_len(),
         rows,
@@ -149,7 +147,7 @@ fn settings(config: &RunConfig, tokenizer: &Tokenizer, data: &DataSets) -> Vec<(
     }
     settings.extend(date_note(tokenizer, data).map(|note| ("date", note)));
     settings.extend(config.data.system_prompt.clone().map(|prompt| ("system prompt", prompt)));
-    settings.push(("max_seq_len", grouped(config.max_seq_len as f64)));
+    settings.push(("max_seq_len", grouped(config.max_seq_len() as f64)));
     if let Some(preference) = &config.preference {
         settings.push(("preference", firebrick_trainer::config::to_name(&preference.loss)));
     }

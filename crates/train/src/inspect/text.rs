@@ -1,5 +1,7 @@
 //! Formats the inspection as text: with colors on a terminal, with markers elsewhere.
 
+use firebrick_arch::counted;
+
 use super::{Inspection, SampleDocument, SampleRow, SetView, notes};
 use crate::plot::visible;
 
@@ -46,13 +48,14 @@ fn describe(out: &mut String, set: &SetView, style: Style) {
     for source in &set.sources {
         let (diagnosis, name) = (&source.diagnosis, visible(&source.name));
         let formats = format!("{}, {}", source.file_format, source.record_format);
-        let (rows, kept, cut) = (diagnosis.rows, diagnosis.rows_kept, 100.0 * diagnosis.cut_share());
-        *out += &format!("  {name} ({formats}): {rows} records, {kept} of them kept, {cut:.1} % of the tokens cut\n");
+        let (rows, cut) = (counted(diagnosis.rows, "record"), 100.0 * diagnosis.cut_share());
+        let kept = diagnosis.rows_kept;
+        *out += &format!("  {name} ({formats}): {rows}, {kept} of them kept, {cut:.1} % of the tokens cut\n");
         notes(source).for_each(|note| *out += &format!("  {}\n", visible(&note)));
     }
     for row in set.findings() {
-        let text =
-            format!("{} records ({:.1} %) {}; first {}", row.count, row.percent, row.kind.description(), row.first);
+        let (count, what) = (counted(row.count, "record"), row.kind.description());
+        let text = format!("{count} ({:.1} %) {what}; first {}", row.percent, row.first);
         let color = if row.kind.is_drop() { "31" } else { "33" };
         match style {
             Style::Colors => *out += &format!("  \x1b[{color}m{}\x1b[0m\n", visible(&text)),
@@ -72,17 +75,17 @@ fn describe(out: &mut String, set: &SetView, style: Style) {
 }
 
 fn describe_document(out: &mut String, indent: &str, document: &SampleDocument) {
-    let (place, len, in_loss) = (visible(&document.place), document.len, document.loss_tokens);
-    *out += &format!("{indent}{place}: {len} tokens, {in_loss} in the loss\n");
+    let (place, len, in_loss) = (visible(&document.place), counted(document.len, "token"), document.loss_tokens);
+    *out += &format!("{indent}{place}: {len}, {in_loss} in the loss\n");
 }
 
 fn sample(out: &mut String, row: &SampleRow, row_len: usize, style: Style) {
-    *out +=
-        &format!("\n  row {}: {} of {row_len} tokens, {} documents\n", row.number, row.tokens(), row.documents.len());
+    let documents = counted(row.documents.len(), "document");
+    *out += &format!("\n  row {}: {} of {row_len} tokens, {documents}\n", row.number, row.tokens());
     let mut left = SHOWN_CHARACTERS;
     for (index, document) in row.documents.iter().enumerate() {
         if left == 0 {
-            *out += &format!("  … and {} more documents\n", row.documents.len() - index);
+            *out += &format!("  … and {}\n", counted(row.documents.len() - index, "more document"));
             return;
         }
         describe_document(out, "  ", document);

@@ -8,10 +8,9 @@ use firebrick_arch::CONFIG_FILE;
 use firebrick_arch::folder::ADAPTER_CONFIG_FILE;
 use firebrick_arch::json::{parse_object, read_text};
 use firebrick_hub::{Hub, HubId, RepoKind};
+use firebrick_trainer::RunError;
 use firebrick_trainer::config::RunConfig;
 use serde_json::Value;
-
-use super::PushError;
 
 /// The file of a card.
 pub(super) const FILE: &str = "README.md";
@@ -53,11 +52,15 @@ impl Facts {
     ///
     /// # Errors
     /// Neither an adapter nor a model; files that cannot be read.
-    pub(super) fn read(folder: &Path) -> Result<Self, PushError> {
+    pub(super) fn read(folder: &Path) -> Result<Self, RunError> {
         let adapter = folder.join(ADAPTER_CONFIG_FILE);
         let is_adapter = adapter.is_file();
         if !is_adapter && !folder.join(CONFIG_FILE).is_file() {
-            return Err(PushError::NotPushable { folder: folder.to_owned() });
+            return Err(RunError::Refused(format!(
+                "{}: neither an adapter (adapter_config.json) nor a model (config.json) is in this folder, nor is it that of a run that \
+                 saved one",
+                folder.display()
+            )));
         }
         let config = if is_adapter { parse_object(&read_text(&adapter)?, &adapter)? } else { Default::default() };
         let recipe = folder.parent().map(|run| run.join(RECIPE)).filter(|path| path.is_file());

@@ -8,9 +8,9 @@ mod card;
 use std::path::PathBuf;
 
 use clap::Args;
-use firebrick_arch::ArchError;
-use firebrick_hub::{HubError, HubId, Push, RepoKind};
-use firebrick_trainer::config::ConfigError;
+use firebrick_arch::counted;
+use firebrick_hub::{HubId, Push, RepoKind};
+use firebrick_trainer::RunError;
 use firebrick_trainer::console::Console;
 use firebrick_trainer::hub::{client, result_of};
 
@@ -32,49 +32,26 @@ pub struct PushOptions {
     pub message: String,
 }
 
-/// The reasons why nothing was pushed.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "messages say what variants and their fields are")]
-pub enum PushError {
-    #[error("--to {to}: this is no repository. Write OWNER/NAME or OWNER/NAME@BRANCH")]
-    NoRepository { to: String },
-    #[error(
-        "{}: neither an adapter (adapter_config.json) nor a model (config.json) is in this folder, nor is it that of a run that \
-         saved one",
-        folder.display()
-    )]
-    NotPushable { folder: PathBuf },
-    #[error(
-        "{}: the adapter's base is `{base}`, a path of this machine, so it would not load anywhere else. Write the id of the base on the \
-         Hub as base_model_name_or_path in its adapter_config.json, and in its README.md, which has the path too. \
-         lora.base_model_name_or_path = \"OWNER/NAME\" in a recipe writes both",
-        folder.display()
-    )]
-    LocalBase { folder: PathBuf, base: String },
-    /// An error in the folder's files.
-    #[error(transparent)]
-    Folder(#[from] ArchError),
-    /// An error in the recipe of the run that saved the folder.
-    #[error(transparent)]
-    Recipe(#[from] ConfigError),
-    /// An error of the Hub.
-    #[error(transparent)]
-    Hub(#[from] HubError),
-}
-
 /// Pushes a folder and returns a text for the user. A folder without README.md gets a model card of known facts, only in the repository.
 ///
 /// # Errors
 /// A folder without a model; an adapter whose base is a path; an invalid id; an error of the Hub.
-pub fn push(options: &PushOptions, console: Console) -> Result<String, PushError> {
+pub fn push(options: &PushOptions, console: Console) -> Result<String, RunError> {
     let PushOptions { folder, to, private, message } = options;
-    let id = HubId::parse(RepoKind::Model, to, None).ok_or_else(|| PushError::NoRepository { to: to.clone() })?;
+    let id = HubId::parse(RepoKind::Model, to, None).ok_or_else(|| {
+        RunError::Refused(format!("--to {to}: this is no repository. Write OWNER/NAME or OWNER/NAME@BRANCH"))
+    })?;
     let hub = client(console);
     let mut texts = Vec::new();
     let folder = &result_of(folder);
     let facts = card::Facts::read(folder)?;
     if let Some(base) = &facts.local_base {
-        return Err(PushError::LocalBase { folder: folder.clone(), base: base.clone() });
+        return Err(RunError::Refused(format!(
+            "{}: the adapter's base is `{base}`, a path of this machine, so it would not load anywhere else. Write the id of the base on the \
+             Hub as base_model_name_or_path in its adapter_config.json, and in its README.md, which has the path too. \
+             lora.base_model_name_or_path = \"OWNER/NAME\" in a recipe writes both",
+            folder.display()
+        )));
     }
     if !folder.join(card::FILE).is_file() {
         let license = facts.base.as_ref().and_then(|base| card::License::of_base(&hub, base));
@@ -83,7 +60,7 @@ pub fn push(options: &PushOptions, console: Console) -> Result<String, PushError
     let private = private.then_some(true);
     let pushed = hub.push(&Push { id, private, message: message.clone(), folder: folder.clone(), texts })?;
     let what = match &pushed.commit {
-        Some(commit) => format!("{} files in commit {commit}", pushed.files.len()),
+        Some(commit) => format!("{} in commit {commit}", counted(pushed.files.len(), "file")),
         None => "nothing to do, all files are there".to_owned(),
     };
     let stored = format!("{:.1} MB to large-file storage", pushed.stored_bytes as f64 / 1e6);

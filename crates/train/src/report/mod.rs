@@ -9,9 +9,10 @@ mod samples;
 
 use std::path::{Path, PathBuf};
 
+use firebrick_trainer::RunError;
 use firebrick_trainer::storage::write_atomically;
 
-pub use record::{ReportError, RunRecord};
+pub use record::RunRecord;
 pub use samples::Round;
 
 /// Name of the page in a run folder.
@@ -20,13 +21,13 @@ pub const REPORT: &str = "report.html";
 /// Renders the page of a run folder.
 ///
 /// # Errors
-/// [`ReportError`]: there are no metrics, or they cannot be read.
-pub fn page(run: &Path) -> Result<String, ReportError> {
+/// There are no metrics, or they cannot be read.
+pub fn page(run: &Path) -> Result<String, RunError> {
     Ok(page::render(&RunRecord::read(run)?))
 }
 
 /// Writes the page of a run folder into it, or to `out`. Returns its path.
-pub fn write(run: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> {
+pub fn write(run: &Path, out: Option<&Path>) -> Result<PathBuf, RunError> {
     let path = out.map_or_else(|| run.join(REPORT), Path::to_owned);
     save(path, &page(run)?)
 }
@@ -46,7 +47,7 @@ pub fn write_at_end(run: &Path, summary: Option<&str>) -> String {
     }
 }
 
-fn save(path: PathBuf, page: &str) -> Result<PathBuf, ReportError> {
+fn save(path: PathBuf, page: &str) -> Result<PathBuf, RunError> {
     write_atomically(&path, page.as_bytes())?;
     Ok(path)
 }

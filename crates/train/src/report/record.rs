@@ -4,25 +4,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use firebrick_trainer::storage::StorageError;
+use firebrick_trainer::RunError;
 use serde_json::Value;
 
 use super::samples::{self, Round};
-
-/// The reasons why there is no report.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "messages say what variants and their fields are")]
-pub enum ReportError {
-    #[error("{path}: no metrics.jsonl to report on; give the folder of a run, such as runs/my-run ({source})")]
-    NoMetrics { path: PathBuf, source: std::io::Error },
-    #[error("{path}: expected {expected}: {problem}")]
-    Malformed { path: PathBuf, expected: &'static str, problem: String },
-    /// The page cannot be written.
-    #[error(transparent)]
-    Write(#[from] StorageError),
-}
 
 /// The record of a run in its folder.
 #[derive(Clone, Debug)]
@@ -45,22 +32,26 @@ impl RunRecord {
     /// Reads a run folder.
     ///
     /// # Errors
-    /// [`ReportError`]: there are no metrics, or a file's content does not match its name. An incomplete last line, as of a running run, is left out.
-    pub fn read(run: &Path) -> Result<Self, ReportError> {
+    /// There are no metrics, or a file's content does not match its name. An incomplete last line, as of a running run, is left out.
+    pub fn read(run: &Path) -> Result<Self, RunError> {
         const METRICS: &str = "metrics.jsonl";
-        let missing = |source| ReportError::NoMetrics { path: run.to_owned(), source };
-        let text = fs::read_to_string(run.join(METRICS)).map_err(missing)?;
+        let text = fs::read_to_string(run.join(METRICS)).map_err(|error| {
+            let run = run.display();
+            let problem = "no metrics.jsonl to report on; give the folder of a run, such as runs/my-run";
+            RunError::Refused(format!("{run}: {problem} ({error})"))
+        })?;
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-        let malformed =
-            |name, expected, problem| ReportError::Malformed { path: run.join::<&str>(name), expected, problem };
+        let malformed = |name: &str, expected: &str, problem: &str| {
+            RunError::Refused(format!("{}: expected {expected}: {problem}", run.join(name).display()))
+        };
         let lines: Result<Vec<Value>, _> = whole.lines().map(serde_json::from_str).collect();
-        let lines = lines.map_err(|error| malformed(METRICS, "one JSON object per line", error.to_string()))?;
+        let lines = lines.map_err(|error| malformed(METRICS, "one JSON object per line", &error.to_string()))?;
         let optional = |name| fs::read_to_string(run.join::<&str>(name)).ok();
-        let plan = optional("plan.toml").map(|text| {
-            text.parse::<toml::Table>().map_err(|error| malformed("plan.toml", "TOML", error.message().to_owned()))
-        });
+        let plan = optional("plan.toml")
+            .map(|text| text.parse::<toml::Table>().map_err(|error| malformed("plan.toml", "TOML", error.message())));
         let summary = optional("summary.json").map(|text| {
-            serde_json::from_str(&text).map_err(|error| malformed("summary.json", "one JSON object", error.to_string()))
+            serde_json::from_str(&text)
+                .map_err(|error| malformed("summary.json", "one JSON object", &error.to_string()))
         });
         let folder = fs::canonicalize(run).unwrap_or_else(|_| run.to_owned());
         Ok(Self {

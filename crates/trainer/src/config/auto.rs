@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 use std::str::FromStr;
 
 use firebrick_kernels::{BackendKind, Recompute};
+use firebrick_precision::FloatType;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{DeserializeOwned, Error as DeError, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -98,6 +99,28 @@ impl Choice for f64 {
     }
 }
 
+/// A fraction of the data: `data.eval_fraction`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Share(pub f64);
+
+impl Choice for Share {
+    const DEFINITION: &'static str = "EvalFraction";
+    const EXPECTED: &'static str = "\"auto\" or a fraction";
+
+    fn schema() -> Schema {
+        json_schema!({ "anyOf": [{ "type": "string", "enum": [AUTO] }, { "type": "number" }] })
+    }
+
+    fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E> {
+        match written {
+            Unexpected::Signed(whole) => Ok(Self(whole as f64)),
+            Unexpected::Float(share) => Ok(Self(share)),
+            _ => Err(E::invalid_value(written, &Self::EXPECTED)),
+        }
+    }
+}
+
 const BACKENDS: [&str; 5] =
     [AUTO, BackendKind::Cuda.name(), BackendKind::Wgpu.name(), BackendKind::Candle.name(), BackendKind::Flex.name()];
 
@@ -135,6 +158,25 @@ impl Choice for Recompute {
 
     fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E> {
         named(written, &POLICIES)
+    }
+}
+
+const SUMS: [&str; 3] = [AUTO, FloatType::F32.name(), FloatType::Bf16.name()];
+
+/// The format of sums: `train.gradients`.
+impl Choice for FloatType {
+    const DEFINITION: &'static str = "GradientSums";
+    const EXPECTED: &'static str = "a string";
+
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "enum": SUMS })
+    }
+
+    fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E> {
+        match written {
+            Unexpected::Str(name) if !SUMS.contains(&name) => Err(E::unknown_variant(name, &SUMS)),
+            written => named(written, &SUMS),
+        }
     }
 }
 
@@ -244,7 +286,9 @@ mod tests {
         check(&[1_usize, 24], &[("\"all\"", rows), ("-1", rows), ("2.5", rows)]);
         check(&[0.0, 2.5], &[("\"all\"", "\"auto\" or a number of GiB"), ("-1", "0 GiB or more")]);
         assert_eq!(serde_json::from_str::<Auto<f64>>("3").unwrap(), Auto::Given(3.0));
+        check(&[Share(0.25)], &[("\"all\"", "\"auto\" or a fraction"), ("true", "\"auto\" or a fraction")]);
         check(&BackendKind::ALL, &[("\"tpu\"", "`candle`, `flex`"), ("1", "a string")]);
+        check(&[FloatType::F32, FloatType::Bf16], &[("\"float16\"", "`auto`, `float32`, `bfloat16`")]);
         let policies = [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None];
         check(&policies, &[("\"some\"", "`auto`, `full`, `projections`, `selective`, `none`")]);
     }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::config::data_source::{SourceConfig, section_of_a_source};
 use crate::config::section::{Rule, SEED, TOKENS, Whole, rule, rules};
-use crate::config::{RunConfig, to_name};
+use crate::config::{Auto, RunConfig, Share, to_name};
 
 /// Threads that tokenize, or build batches: each takes about 0.2 MB.
 const THREADS: u64 = 1 << 10;
@@ -21,8 +21,9 @@ section_of_a_source! {
         /// What to evaluate on, named as `path` and described by the same keys, except for `split` and `limit`. Default: absent.
         eval_path: Option<String> = None;
         /// Fraction of the training data that is held out to evaluate on, between 0 and 1, chosen by a hash of each
-        /// record: the same records whatever the tokenizer, template and lengths. Default: absent.
-        eval_fraction: Option<f64> = None;
+        /// record: the same records whatever the tokenizer, template and lengths. "auto": a tenth, at most about 200 records, and none of
+        /// fewer than 20. Default: absent.
+        eval_fraction: Option<Auto<Share>> = None;
         /// Split of `eval_path`. Default: absent, "train".
         eval_split: Option<String> = None;
         /// Which tokens count in the loss: what the "assistant" writes, only its "last" answer, or "all"; messages that have a
@@ -166,8 +167,8 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
             "is empty" => "write what to evaluate on, or leave the key out";
         "data.max_bad_share": (0.0..=1.0).contains(&data.max_bad_share),
             format!("must be from 0 to 1, got {}", data.max_bad_share) => "write for example 0.1";
-        "data.eval_fraction": data.eval_fraction.is_none_or(|fraction| fraction > 0.0 && fraction < 1.0),
-            "must be above 0 and below 1" => "write for example 0.05";
+        "data.eval_fraction": data.eval_fraction.and_then(Auto::given).is_none_or(|Share(fraction)| fraction > 0.0 && fraction < 1.0),
+            "must be above 0 and below 1" => "write for example 0.05, or \"auto\"";
         "data.chat_template": data.chat_template.as_deref() != Some(""),
             "is empty" => "write a file, or the name of one of the tokenizer's templates, or leave the key out";
         "data.eos_token": data.eos_token.as_deref() != Some(""),

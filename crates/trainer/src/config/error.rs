@@ -78,7 +78,10 @@ impl ConfigError {
 pub(super) fn from_reader(place: RecipePlace, key: &str, message: &str) -> ConfigError {
     let wrong_type = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
     if let Some((got, expected)) = wrong_type.and_then(|rest| rest.split_once(", expected ")) {
-        let (advice, expected) = (advice_on_type(key, got, expected), plain_type(expected));
+        let text = got.strip_prefix("string \"").and_then(|rest| rest.strip_suffix('"'));
+        let of_value = text.and_then(|text| other_names::value(key, text)).map(|advice| format!("; {advice}"));
+        let advice = of_value.unwrap_or_else(|| advice_on_type(key, got, text, expected).to_owned());
+        let expected = plain_type(expected);
         return ConfigError::key(place, key, format!("expected {expected}, got {}{advice}", plain_value(got)));
     }
     if message.starts_with("unknown variant ") {
@@ -105,9 +108,11 @@ fn unknown_value(key: &str, message: &str) -> String {
 }
 
 /// Returns advice to append to a value of the wrong type, if it is clear what was meant.
-fn advice_on_type(key: &str, got: &str, expected: &str) -> &'static str {
-    let text = got.strip_prefix("string \"").and_then(|rest| rest.strip_suffix('"'));
+fn advice_on_type(key: &str, got: &str, text: Option<&str>, expected: &str) -> &'static str {
     match (text, expected) {
+        (Some("None" | "none" | "null" | "nil"), "f64" | "u64" | "usize" | "a boolean") => {
+            "; for none, leave the key out"
+        }
         (Some(text), "f64" | "u64" | "usize") if text.parse::<f64>().is_ok() => "; write it without the quotes",
         (Some("true" | "false"), "a boolean") => "; write it without the quotes",
         (Some("auto"), "a boolean") if key == "train.bf16" => "; for that write compute = \"auto\" at the top instead",

@@ -81,7 +81,7 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
                 "\"prompt\" is read by learning from rewards alone" => "add the section [grpo] with a reward";
         };
     };
-    let fits = config.max_seq_len > grpo.max_completion_length;
+    let fits = config.max_seq_len() > grpo.max_completion_length;
     let divides = config.train.rows_per_step.is_none_or(|rows| rows.is_multiple_of(grpo.num_generations));
     let none = grpo.rewards.is_empty().then(|| "there is none".to_owned());
     let problem = none.or_else(|| reward::check(&grpo.rewards).into_iter().next());
@@ -95,7 +95,7 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
             problem.unwrap_or_default() =>
             "write for example [[grpo.rewards]] with answer = \"answer\", regex = \"...\" or command = [\"python\", \"reward.py\"]";
         "grpo.max_completion_length": fits,
-            format!("is {}, and a row of max_seq_len = {} tokens holds a prompt as well", grpo.max_completion_length, config.max_seq_len) =>
+            format!("is {}, and a row of max_seq_len = {} tokens holds a prompt as well", grpo.max_completion_length, config.max_seq_len()) =>
             "raise max_seq_len, or lower this key";
         "train.rows_per_step": divides,
             format!("counts completions, and is no multiple of grpo.num_generations = {generations}") =>

@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::config::other_names::{self, Answer};
-use crate::config::schema::{reference, schema};
+use crate::config::schema::{properties, reference, schema};
 
 const HEAD: &str = "\
 # Every key of a recipe
@@ -18,8 +18,8 @@ const HEAD: &str = "\
 A recipe is a TOML or YAML file; every command takes `--set section.key=value` over it. Only `model`, and `data.path` or
 `[[data.sources]]`, must be there, and `mode` or the section that says it. An editor that reads JSON schemas completes and
 checks recipes with [config.schema.json](config.schema.json) (`firebrick schema`). \"Elsewhere\" lists the names that
-axolotl, TRL, transformers, PEFT, LLaMA-Factory and Unsloth have for a key; typed in a recipe, each is answered with the key
-here. This page is made from the schema.
+axolotl, TRL, transformers, PEFT, LLaMA-Factory, Unsloth, mlx-lm and others have for a key; typed in a recipe, each is
+answered with the key here. This page is made from the schema.
 ";
 const COLUMNS: usize = 118;
 
@@ -51,10 +51,6 @@ fn page() -> String {
         &elsewhere,
     );
     page
-}
-
-fn properties(of: &Value) -> impl Iterator<Item = (&str, &Value)> {
-    of["properties"].as_object().into_iter().flatten().map(|(key, value)| (key.as_str(), value))
 }
 
 fn write_section(page: &mut String, title: &str, name: &str, of: &Value, schema: &Value, elsewhere: &Elsewhere) {

@@ -14,6 +14,7 @@ mod data_source;
 mod error;
 mod eval_section;
 mod grpo_section;
+mod language;
 pub mod other_names;
 mod preference_section;
 mod recipe;
@@ -37,15 +38,15 @@ use compute::Compute;
 use section::{Limited, SEED, TOKENS, Whole, section};
 
 pub use crate::extraction::Extraction;
-pub use auto::{Auto, BackendChoice, Choice};
+pub use auto::{Auto, BackendChoice, Choice, Share};
 pub use data_section::DataConfig;
 pub use data_source::SourceConfig;
 pub use error::{ConfigError, RecipePlace};
 pub use eval_section::{BestMetric, BestMode, BestSection, CheckpointConfig, EvalConfig};
 pub use grpo_section::GrpoSection;
 pub use preference_section::{LossType, PreferenceLoss, PreferenceSection};
-pub use schema::{KnownKeys, json_schema, known_keys};
-pub use train_section::{Interval, PlannedTrain, RunLength, TrainConfig, Warmup};
+pub use schema::{KnownKeys, instead_of_option, json_schema, known_keys};
+pub use train_section::{Interval, OnNonfinite, PlannedTrain, TrainConfig, Warmup};
 pub use weights::{Bnb4bitSection, Mode, QuantType};
 pub use zero_stage::ZeroStage;
 
@@ -75,8 +76,9 @@ section! {
         compute: Option<Compute> = None;
         /// Fill each row with several documents, which do not see each other. Default true.
         pack: bool = true;
-        /// Tokens per row; `data.overflow` says what happens to longer documents. Default 2048.
-        max_seq_len: usize = 2048, Whole(2, TOKENS);
+        /// Tokens per row; `data.overflow` says what happens to longer documents. Default: documents have at most 2048, and so have packed
+        /// rows; those of small data are shorter, so that an epoch has about 50, unless pairs, rewards or new weights are trained.
+        max_seq_len: Option<usize> = None, Whole(2, TOKENS);
         /// Folder that holds the run folders. Default "runs".
         output_dir: String = "runs".to_owned();
         /// Seed of shuffling (see also `data.data_seed`), of adapter and random weights, and of sampling. Default 0.
@@ -122,7 +124,15 @@ pub enum Init {
     Random,
 }
 
+/// The default of `max_seq_len`.
+const MAX_SEQ_LEN: usize = 2048;
+
 impl RunConfig {
+    /// Returns the most tokens of a document and of a row.
+    pub fn max_seq_len(&self) -> usize {
+        self.max_seq_len.unwrap_or(MAX_SEQ_LEN)
+    }
+
     /// Returns every key that has a limit.
     fn all_limits(&self) -> Vec<Limited> {
         let sections = [self.data.limits(), self.train.limits(), self.eval.limits(), self.checkpoint.limits()];

@@ -1,4 +1,4 @@
-//! Keys of axolotl, TRL, transformers, LLaMA-Factory and Unsloth, and their equivalents here: `other_names.toml`.
+//! Keys of axolotl, TRL, transformers, LLaMA-Factory, Unsloth, mlx-lm and others, and their equivalents here: `other_names.toml`.
 //!
 //! Trade-off: the table is kept by hand; a test checks that every key and section in it exists.
 
@@ -37,6 +37,16 @@ pub enum Answer {
 }
 
 impl Answer {
+    /// Returns whether a typed value only says that something is off which is off without the key: no note on the values says what false is.
+    pub(super) fn is_off(self, typed: &str) -> bool {
+        let says_off = match self {
+            Self::Section(_) | Self::NotYet(_) => true,
+            Self::Key(_, note) => note.is_some_and(|note| !note.contains("false")),
+            Self::NotNeeded(_) => false,
+        };
+        says_off && typed.eq_ignore_ascii_case("false")
+    }
+
     /// Returns the answer as advice to a user who typed the name in `section`.
     pub(super) fn advice(self, section: &str) -> String {
         match self {

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use firebrick_kernels::Recompute;
 
-use crate::config::source::{Language, Source};
-use crate::config::{ConfigError, RunConfig, RunLength, Warmup, check, schema};
+use crate::config::language::Language;
+use crate::config::source::Source;
+use crate::config::{ConfigError, Interval, RunConfig, Warmup, check, schema};
 use crate::shipped;
 
 impl RunConfig {
@@ -67,10 +68,7 @@ impl RunConfig {
     /// Returns the recipe with every default that depends on another key filled in, and one name for each setting.
     fn resolved(&self) -> RunConfig {
         let mut config = self.clone();
-        match self.length() {
-            RunLength::Steps(steps) => config.train.steps = Some(steps),
-            RunLength::Epochs(epochs) => config.train.epochs = Some(epochs),
-        }
+        (config.train.steps, config.train.epochs) = self.length().map_or((None, None), Interval::keys);
         match self.warmup() {
             Warmup::Steps(steps) => config.train.warmup_steps = Some(steps),
             Warmup::Ratio(ratio) => config.train.warmup_ratio = Some(ratio),
@@ -87,7 +85,7 @@ impl RunConfig {
         if let Some(bnb) = &mut config.bnb_4bit {
             bnb.compute_dtype = None;
         }
-        if config.train.rows_per_step.is_none() {
+        if config.train.rows_per_step.is_none() && !self.leaves_rows_open() {
             config.train.gradient_accumulation = Some(self.gradient_accumulation());
         }
         config.data.train_on = Some(self.train_on());

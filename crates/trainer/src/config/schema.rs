@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use schemars::schema_for;
 use serde_json::Value;
 
-use crate::config::error::{ConfigError, nearest};
+use crate::config::error::{ConfigError, RecipePlace, nearest};
+use crate::config::other_names::Answer;
 use crate::config::section::{Limit, Limited};
 use crate::config::source::Source;
 use crate::config::{RunConfig, other_names};
@@ -58,12 +59,15 @@ fn remove_nulls(schema: &mut Value) {
 }
 
 const MAX_LISTED: usize = 20;
+/// What to do with a key of another trainer that is off.
+const OFF: &str = "leave it out: without it, it is off";
 
 /// Keys by section; the keys outside of sections are under "".
 pub type KnownKeys = BTreeMap<String, Vec<String>>;
 
 /// Refuses keys that are not in the schema, all of them at once, and a section that is not a table.
 pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError> {
+    refuse_other_trainer(source)?;
     let known = known_keys();
     let (mut unknown, mut others) = (Vec::new(), 0);
     let mut entries: Vec<_> = source.entries().iter().collect();
@@ -75,10 +79,8 @@ pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError
         }
         if section.is_empty() && known.contains_key(key) {
             if !entry.is_table {
-                let problem = format!(
-                    "expected a table of keys: write [{key}] on a separate line and the keys below it, got {}",
-                    entry.type_name
-                );
+                let help = source.instead_of_value(entry);
+                let problem = format!("expected a table of keys, got {}: {help}", entry.type_name);
                 return Err(ConfigError::key(source.place_of(&entry.key_span), key, problem));
             }
         } else if known.get(section).is_some_and(|keys| !keys.iter().any(|known| known == key)) {
@@ -86,13 +88,73 @@ pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError
                 others += 1;
                 continue;
             }
-            let (place, place_in, hint) =
-                (source.place_of(&entry.key_span), in_section(section), hint(&known, section, key));
+            let (place, place_in, hint) = (
+                source.place_of(&entry.key_span),
+                in_section(section),
+                hint(&known, section, key, source.typed(entry)),
+            );
             unknown.push(format!("{place}: unknown key '{key}' {place_in}; {hint}"));
         }
     }
     unknown.extend((others > 0).then(|| format!("and {others} more unknown keys")));
     if unknown.is_empty() { Ok(()) } else { Err(ConfigError::UnknownKeys(unknown.join("\n"))) }
+}
+
+/// Refuses the configuration of another trainer as a whole: several of its keys, and no data.
+fn refuse_other_trainer(source: &Source<'_>) -> Result<(), ConfigError> {
+    const FEWEST: usize = 3;
+    if source.is_typed("data") {
+        return Ok(());
+    }
+    let of_others = source.entries().iter().filter(|entry| other_names::key(&entry.path).is_some());
+    let mut found: Vec<_> = of_others.filter_map(|entry| Some((source.place_in_file(entry)?, entry))).collect();
+    found.sort_by_key(|(_, entry)| entry.key_span.start);
+    let (place, file) = match found.first() {
+        Some((place @ RecipePlace::Line(file, _), _)) if found.len() >= FEWEST => (place.clone(), file.clone()),
+        _ => return Ok(()),
+    };
+    let names: Vec<&str> = found.iter().take(FEWEST).map(|(_, entry)| entry.path.as_str()).collect();
+    let (names, file) = (names.join(", "), file.display());
+    let message = format!(
+        "this is a configuration of another trainer ({names}, ...): `firebrick convert {file}` makes a recipe of it"
+    );
+    Err(ConfigError::At { place, message })
+}
+
+/// Returns what to write on the command line instead of an option `--name` that is a key of recipes, here or in another trainer; `None` if it is no
+/// key. `value` is what was typed after it, quoted for a shell.
+pub fn instead_of_option(name: &str, value: Option<&str>) -> Option<String> {
+    let known = known_keys();
+    let set = |path: &str| format!("--set {path}={}", value.unwrap_or("VALUE"));
+    let home = |key: &str| {
+        let mut order = ["", "train", "data", "lora"].into_iter().chain(known.keys().map(String::as_str));
+        order.find(|section| known[*section].iter().any(|known| known == key))
+    };
+    let path_of =
+        |section: &str, key: &str| if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
+    if let Some((section, key)) = name.split_once('.') {
+        let is_key = known.get(section).is_some_and(|keys| keys.iter().any(|known| known == key));
+        return is_key.then(|| format!("write {}", set(name)));
+    }
+    if known.contains_key(name) {
+        return Some(format!("it is a section of the recipe; write its keys as in --set {name}.KEY=VALUE"));
+    }
+    if let Some(section) = home(name) {
+        return Some(format!("write {}", set(&path_of(section, name))));
+    }
+    Some(match other_names::key(name) {
+        Some(Answer::Key(path, None)) => format!("write {}", set(path)),
+        Some(Answer::Key(path, Some(note))) => format!("write --set {path}=VALUE: {note}"),
+        Some(Answer::Section(section)) => {
+            format!("write the section [{section}] in the recipe, or its keys as in --set {section}.KEY=VALUE")
+        }
+        Some(Answer::NotYet(why)) => format!("not there yet: {why}"),
+        Some(Answer::NotNeeded(why)) => format!("not needed: {why}"),
+        None => {
+            let key = nearest(name, known.values().flatten().map(String::as_str))?;
+            format!("did you mean {}?", set(&path_of(home(key)?, key)))
+        }
+    })
 }
 
 /// Writes "in `[train]`" or "at the top of the file".
@@ -101,9 +163,9 @@ fn in_section(section: &str) -> String {
 }
 
 /// Returns the most helpful advice about an unknown key: where it belongs, what it is called here, or the key it is a misspelling of.
-fn hint(known: &KnownKeys, section: &str, key: &str) -> String {
+fn hint(known: &KnownKeys, section: &str, key: &str, typed: &str) -> String {
     if let Some(answer) = other_names::key(key) {
-        return answer.advice(section);
+        return if answer.is_off(typed) { OFF.to_owned() } else { answer.advice(section) };
     }
     if (section, key) == ("", "bf16") {
         return "it belongs in [train], as true or false; or write compute = \"auto\", \"bfloat16\" or another format here".to_owned();
@@ -128,19 +190,20 @@ fn hint(known: &KnownKeys, section: &str, key: &str) -> String {
 /// Reads the sections and their keys out of the schema.
 pub fn known_keys() -> KnownKeys {
     let schema = schema();
-    let properties = |of: &Value| -> Vec<(String, Value)> {
-        let map = of.get("properties").and_then(Value::as_object);
-        map.into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect()
-    };
-    let mut known = KnownKeys::new();
-    for (key, value) in properties(&schema) {
-        known.entry(String::new()).or_default().push(key.clone());
-        let section = reference(&value).and_then(|pointer| schema.pointer(pointer)).map(properties);
-        if let Some(keys) = section.filter(|keys| !keys.is_empty()) {
-            known.insert(key, keys.into_iter().map(|(key, _)| key).collect());
+    let keys_of = |of: &Value| properties(of).map(|(key, _)| key.to_owned()).collect::<Vec<_>>();
+    let mut known = KnownKeys::from([(String::new(), keys_of(&schema))]);
+    for (name, value) in properties(&schema) {
+        let keys = reference(value).and_then(|pointer| schema.pointer(pointer)).map(keys_of);
+        if let Some(keys) = keys.filter(|keys| !keys.is_empty()) {
+            known.insert(name.to_owned(), keys);
         }
     }
     known
+}
+
+/// Returns the properties of an object of the schema, by name.
+pub(super) fn properties(of: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    of["properties"].as_object().into_iter().flatten().map(|(key, value)| (key.as_str(), value))
 }
 
 /// Returns the JSON pointer that a property refers to, directly or as one of several.
@@ -160,7 +223,6 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config::other_names::Answer;
 
     /// Writes the file instead of comparing it if UPDATE_GOLDEN=1.
     #[test]
@@ -175,24 +237,9 @@ mod tests {
 
     #[test]
     fn known_keys_hold_every_section() {
-        let known = known_keys();
-        for section in [
-            "",
-            "bnb_4bit",
-            "lora",
-            "preference",
-            "grpo",
-            "data",
-            "train",
-            "eval",
-            "checkpoint",
-            "best",
-            "mlflow",
-            "wandb",
-        ] {
-            assert!(known.contains_key(section), "{section} is missing in {known:?}");
-        }
-        assert_eq!(known.len(), 12);
+        let sections: Vec<_> = known_keys().into_keys().collect();
+        let expected = " best bnb_4bit checkpoint data eval grpo lora mlflow preference train wandb";
+        assert_eq!(sections.join(" "), expected, "the first is the top of the file");
     }
 
     #[test]
@@ -243,9 +290,32 @@ mod tests {
             ("checkpoint", "quux", "known keys are"),
         ];
         for (section, key, expected) in cases {
-            let hint = hint(&known, section, key);
+            let hint = hint(&known, section, key, "true");
             assert!(hint.contains(expected), "[{section}] {key}: {hint}");
         }
+    }
+
+    #[test]
+    fn an_option_that_is_a_key_is_answered_with_its_override() {
+        let cases = [
+            ("learning_rate", Some("1e-4"), "write --set train.learning_rate=1e-4"),
+            ("output_dir", None, "write --set output_dir=VALUE"),
+            ("train.steps", Some("5"), "write --set train.steps=5"),
+            ("num_train_epochs", Some("3"), "write --set train.epochs=3"),
+            ("per_device_train_batch_size", Some("2"), "write --set train.micro_batch_size=2"),
+            ("r", Some("8"), "write --set lora.r=8"),
+            ("load_in_4bit", None, "--set bnb_4bit.KEY=VALUE"),
+            ("train_on_inputs", None, "write --set data.train_on=VALUE: true is"),
+            ("lora", None, "it is a section of the recipe"),
+            ("deepspeed", Some("ds.json"), "train.zero_stage"),
+            ("neftune_noise_alpha", None, "not there yet: "),
+            ("learning_rat", Some("1e-4"), "did you mean --set train.learning_rate=1e-4?"),
+        ];
+        for (name, value, part) in cases {
+            let said = instead_of_option(name, value).unwrap_or_default();
+            assert!(said.contains(part), "{name}: {said}");
+        }
+        assert_eq!(instead_of_option("quux", None), None);
     }
 
     #[test]
@@ -255,7 +325,7 @@ mod tests {
         let mut sections = vec![schema.clone()];
         sections.extend(schema["$defs"].as_object().unwrap().values().cloned());
         for section in sections {
-            for (key, value) in section.get("properties").and_then(Value::as_object).into_iter().flatten() {
+            for (key, value) in properties(&section) {
                 assert!(value["description"].as_str().is_some_and(|text| text.len() > 10), "{key} has no description");
                 described += 1;
             }

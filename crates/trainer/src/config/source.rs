@@ -14,6 +14,7 @@ use toml::de::{DeTable, DeValue, Deserializer};
 
 use crate::config::RunConfig;
 use crate::config::error::{ConfigError, RecipePlace, from_reader};
+use crate::config::language::{Language, Typed, by_pairs, by_section, by_text};
 use crate::config::yaml::{self, YamlError};
 
 /// Pairs of keys (or sections) for one setting, and whether both may be given if they agree. Overriding one of a pair removes the other from the
@@ -36,28 +37,6 @@ pub(super) const RIVALS: [(&str, &str, bool); 15] = [
     ("train.bf16", "bnb_4bit.compute_dtype", true),
 ];
 
-/// The language of a recipe file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Language {
-    Toml,
-    Yaml,
-}
-
-impl Language {
-    /// Returns the language of a file by its extension.
-    pub(super) fn of(file: &Path) -> Self {
-        let is = |name: &str| file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(name));
-        if is("yaml") || is("yml") { Self::Yaml } else { Self::Toml }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Toml => "TOML",
-            Self::Yaml => "YAML",
-        }
-    }
-}
-
 /// One key of the tree.
 #[derive(Debug)]
 pub(super) struct Entry {
@@ -77,6 +56,7 @@ pub(super) struct Entry {
 #[derive(Debug)]
 pub(super) struct Source<'i> {
     file: PathBuf,
+    language: Language,
     text: &'i str,
     overrides: &'i [String],
     /// The override that synthetic position `text.len() + 1 + i` stands for.
@@ -95,13 +75,11 @@ impl<'i> Source<'i> {
     ) -> Result<Source<'i>, ConfigError> {
         let refuse = |line, message: String| {
             let place = RecipePlace::Line(file.to_path_buf(), line);
-            let is_json = text.trim_start().starts_with('{') && language == Language::Toml;
-            let message = match is_json {
-                true => "this is JSON; a recipe is TOML or YAML (.toml, .yaml), and data goes into it as data.path"
-                    .to_owned(),
-                false => format!("this is not {}: {message}", language.name()),
-            };
-            ConfigError::At { place, message }
+            let meant = by_text(text, line, language);
+            ConfigError::At {
+                place,
+                message: meant.unwrap_or_else(|| format!("this is not {}: {message}", language.name())),
+            }
         };
         let tree = match language {
             Language::Toml => DeTable::parse(text).map_err(|error| {
@@ -110,7 +88,7 @@ impl<'i> Source<'i> {
             Language::Yaml => yaml::parse(text).map_err(|YamlError { line, message }| refuse(line, message))?,
         };
         let file = file.to_path_buf();
-        let mut source = Source { file, text, overrides, synthetic: Vec::new(), tree, entries: Vec::new() };
+        let mut source = Source { file, language, text, overrides, synthetic: Vec::new(), tree, entries: Vec::new() };
         source.drop_overridden_rivals();
         for index in 0..overrides.len() {
             source.apply_override(index, false)?;
@@ -170,6 +148,26 @@ impl<'i> Source<'i> {
         }
     }
 
+    /// Returns the text of a key's value as it was typed.
+    pub(super) fn typed(&self, entry: &Entry) -> &str {
+        match self.override_at(&entry.key_span) {
+            Some(index) => self.overrides[index].split_once('=').map_or("", |(_, value)| value.trim()),
+            None => self.text.get(entry.value_span.clone()).unwrap_or_default().trim(),
+        }
+    }
+
+    /// Returns what to write instead of a value that is in the place of a section.
+    pub(super) fn instead_of_value(&self, entry: &Entry) -> String {
+        let is_override = self.override_at(&entry.key_span).is_some();
+        let at = if is_override { Typed::Override } else { Typed::File(self.language) };
+        by_section(&entry.path, self.typed(entry), at)
+    }
+
+    /// Returns the place of a key that was typed in the file; `None` for an override.
+    pub(super) fn place_in_file(&self, entry: &Entry) -> Option<RecipePlace> {
+        self.override_at(&entry.key_span).is_none().then(|| self.place_of(&entry.key_span))
+    }
+
     /// Returns the file, as the place of what is missing in it.
     pub(super) fn file_place(&self) -> RecipePlace {
         RecipePlace::File(self.file.clone())
@@ -226,6 +224,9 @@ impl<'i> Source<'i> {
         }
         let value = match DeValue::parse(value) {
             Ok(parsed) if !as_text => parsed.into_inner(),
+            Err(_) if value.starts_with('{') && !key.contains('.') => {
+                return Err(refuse(by_pairs(key, value)));
+            }
             _ => DeValue::String(value.into()),
         };
         let value = self.at_synthetic_position(value, index);

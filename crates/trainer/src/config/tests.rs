@@ -30,7 +30,11 @@ fn refusal(text: &str, overrides: &[&str]) -> String {
 fn model_and_data_are_enough() {
     let config = read(SMALLEST, &[]).unwrap();
     assert_eq!(config.name, "x");
-    assert_eq!(config.length(), RunLength::Epochs(1.0));
+    assert_eq!((config.length(), config.max_seq_len()), (None, 2048));
+    for others in [&["init=random", "lora="][..], &["preference={}"]] {
+        let config = read(SMALLEST, others).unwrap();
+        assert_eq!((config.follows_size(), config.length()), (false, Some(Interval::Epochs(1.0))), "{others:?}");
+    }
     assert_eq!(config.recompute(), None);
     assert_eq!(config.compute(), Compute::Plain(FloatType::Bf16));
     assert_eq!((config.mode(), config.learning_rate()), (Mode::Lora, 2e-4));
@@ -117,7 +121,8 @@ fn written_out_recipe_reads_back_the_same() {
         "data.roles_to_train=['assistant', 'tool']",
         "data.split='dev'",
     ];
-    let shapes: [(&str, &[&str]); 9] = [
+    let shapes: [(&str, &[&str]); 10] = [
+        (SMALLEST, &["train.micro_batch_size=auto", "data.eval_fraction=auto"]),
         (SMALLEST, &data_keys),
         (SMALLEST, &[]),
         ("model='m'\n[lora]\ntarget=['q_proj']\n[bnb_4bit]\n[data]\npath='d'\n[train]\nsteps=3\nwarmup_steps=1\n", &[]),
@@ -168,6 +173,7 @@ fn a_path_is_described_by_the_keys_that_describe_a_source() {
 struct Refusals {
     combinations: Vec<(Vec<String>, String)>,
     messages: Vec<(String, Vec<String>, String, String)>,
+    yaml: Vec<(String, String)>,
 }
 
 #[test]
@@ -185,6 +191,12 @@ fn what_is_wrong_is_named_with_its_place_and_the_way_out() {
     for (text, overrides, start, part) in &table.messages {
         let message = refusal(&text.replace("{smallest}", SMALLEST), overrides);
         assert!(message.starts_with(start) && message.contains(part), "{text:?} {overrides:?} gave: {message}");
+    }
+    for (text, part) in &table.yaml {
+        let file = Path::new("configs/x.yaml");
+        let source = source::Source::parse(text, file, language::Language::Yaml, &[]);
+        let message = source.and_then(|source| RunConfig::from_source(source, file)).unwrap_err().to_string();
+        assert!(message.contains(part) && message.lines().count() == 1, "{text:?} gave: {message}");
     }
 }
 
@@ -237,7 +249,7 @@ fn override_of_a_key_that_takes_a_text_is_the_text_that_was_typed() {
 fn override_of_one_exclusive_key_replaces_the_other_of_the_file() {
     let text = format!("{SMALLEST}[train]\nepochs = 2\ngrad_checkpointing = true\n");
     let config = read(&text, &["train.steps=3", "train.recompute=none"]).unwrap();
-    assert_eq!(config.length(), RunLength::Steps(3));
+    assert_eq!(config.length(), Some(Interval::Steps(3)));
     assert_eq!(config.recompute(), Some(Recompute::None));
 }
 
@@ -317,7 +329,7 @@ fn h100_recipe_holds_the_values_of_published() {
         (train.micro_batch_size, config.gradient_accumulation(), config.rows_per_step(1)),
         (Auto::Given(3), 16, 48)
     );
-    assert_eq!((config.pack, config.max_seq_len), (true, 4096));
+    assert_eq!((config.pack, config.max_seq_len()), (true, 4096));
     assert_eq!(train.optimizer, OptimizerKind::PagedAdamW8bit);
     assert_eq!(config.recompute(), None, "the fastest that fits");
     assert_eq!(config.compute(), Compute::Plain(FloatType::Bf16));
@@ -401,7 +413,7 @@ fn hostile_recipes_are_read_or_refused() {
     recipe["data"]["sources"] = serde_json::json!([{ "path": "a" }]);
     crate::hostile_json::each_hostile(&recipe, |document| {
         let text = document.to_string();
-        let source = source::Source::parse(&text, Path::new("x.yaml"), source::Language::Yaml, &[]);
+        let source = source::Source::parse(&text, Path::new("x.yaml"), language::Language::Yaml, &[]);
         let read = source.and_then(|source| RunConfig::from_source(source, Path::new("x.yaml")));
         match read {
             Ok(config) => assert!(!config.to_toml().is_empty()),

@@ -1,7 +1,10 @@
 //! `[train]`: the training step and the number of steps.
 
 use firebrick_kernels::Recompute;
-use firebrick_optim::{OptimizerKind, ScheduleKind};
+use firebrick_optim::{OptimizerKind, ScheduleKind, TrainedWeights};
+use firebrick_precision::FloatType;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::chosen::{Chosen, KeyRow, OnResume};
 use crate::config::auto::Auto;
@@ -11,7 +14,7 @@ use crate::config::section::{
 };
 use crate::config::weights::Mode;
 use crate::config::zero_stage::ZeroStage;
-use crate::config::{Init, RunConfig};
+use crate::config::{Init, RunConfig, to_name};
 
 const MICRO_BATCHES: u64 = 1 << 20;
 const MICRO_BATCH_TOKENS: u64 = 1 << 32;
@@ -51,6 +54,15 @@ section! {
         /// With "paged_adamw_8bit" on CUDA: GiB of optimizer state that stay on the device; the rest waits in pinned host memory and
         /// is copied there and back in each step. "auto": as much as fits. Other backends page nothing. Default "auto".
         optimizer_device_gib: Auto<f64> = Auto::Auto;
+        /// Where every weight trains, how matrices are stored: "float32", or in half the memory, which GEMMs read as it is. "bfloat16_exact"
+        /// keeps the other 16 bits of each weight in the optimizer's state, paged with it, so that updates are those of float32;
+        /// "bfloat16_stochastic" keeps nothing more, and rounds each update up or down at random. Norms, biases and routers stay in float32, and
+        /// a model that is stored in float32 is rounded once at the start. Default "float32".
+        weights: TrainedWeights = TrainedWeights::Float32;
+        /// With `weights` in bfloat16, the format in which the gradients of their matrices are summed: "float32", or "bfloat16" in half the
+        /// memory, rounded to the nearest in each micro-batch. "auto": float32 where it fits and layers then save as much for their backward;
+        /// a resumed run goes on with what was decided. Default "auto".
+        gradients: Auto<FloatType> = Auto::Auto;
         /// On CUDA with a quantized base: GiB of weights that stay on the device as GEMMs read them (in the compute format, or in 8 bits with
         /// compute = "fp8") instead of being written again in every pass; all of them take two bytes per parameter of the layers'
         /// projections. A number, or "auto": what fits. Default "auto".
@@ -59,12 +71,19 @@ section! {
         /// Choices are kept on disk for this card and library, and used whenever this is not false. Default: true where the run is
         /// planned to take ten minutes or more.
         tune_gemms: Option<bool> = None;
+        /// Whether two runs of a recipe on the same machine end with the same bytes, and a resumed run with those of one that was not interrupted.
+        /// On CUDA sums then have a fixed order, no kernel is chosen by its time, and what depends on memory is decided by what the machine has,
+        /// not by what is free. The plan says what that costs; attention to long packed documents most. Refused next to `tune_gemms = true`, and
+        /// on more than two ranks unless the environment fixes the order of NCCL's sums. CPUs repeat runs anyway. wgpu's kernels have a fixed order
+        /// of sums too, but no two runs were compared. Default false.
+        deterministic: bool = false;
         /// On several ranks, what is divided over them instead of being on each (ZeRO): 0 nothing, 1 the optimizer's state, 2 gradients too,
         /// 3 the weights of the layers too, frozen or trained, which then travel in every pass. Each rank updates its share of the parameters
         /// and gives it to the others. Default 0.
         zero_stage: ZeroStage = ZeroStage::NONE;
-        /// Rows per forward and backward pass. "auto", with `rows_per_step`: the fastest division of a step that the plan says fits, decided
-        /// together with `recompute`; nothing is tried. Default 1.
+        /// Rows per forward and backward pass. "auto": the fastest division of a step that the plan says fits, decided together with
+        /// `recompute`; nothing is tried. Without `rows_per_step` a step then has 1 to 16 rows by the size of the data, so that an epoch has
+        /// about 200 steps where there is enough of it. Default 1.
         micro_batch_size: Auto<usize> = Auto::Given(1), Whole(1, ROWS);
         /// Micro-batches per step. Default: what `rows_per_step` needs, or 1.
         gradient_accumulation: Option<usize> = None, Whole(1, MICRO_BATCHES);
@@ -92,7 +111,17 @@ section! {
         adam_epsilon: f64 = 1e-8, AboveZero(1.0) => MayChange;
         /// Gradients are scaled down to this global norm; 0 turns it off. Default 1.
         max_grad_norm: f64 = 1.0, ZeroOrMore(1e12) => MayChange;
-        /// Passes over the data; may be a fraction. Default 1 if `steps` is absent.
+        /// What happens at a step whose gradients are not finite; it changes neither weights nor optimizer. "stop": the run ends, says where the
+        /// first such value comes from, and keeps the step's rows for `--replay`. "skip": it goes on with the next step. Gradients that overflow
+        /// in float16 are not meant: they lower the loss scale. A loss that is not finite alone always ends the run. Default "stop".
+        on_nonfinite: OnNonfinite = OnNonfinite::Stop => MayChange;
+        /// A step whose gradient norm is more than this many times the median of up to 128 steps before is a spike, and is skipped. The last
+        /// step does not count, since it may still be running; at least 16 others are needed. 0: no step is a spike. Default 0.
+        spike_factor: f64 = 0.0, ZeroOrMore(FACTOR) => MayChange;
+        /// So many steps in a row may be skipped; the next such step ends the run as "stop" does. Default 10.
+        max_skipped_steps: u64 = 10, Whole(0, COUNT) => MayChange;
+        /// Passes over the data; may be a fraction. Default, if `steps` is absent: as many as make about 150 steps, from 1 to 10; 1 for pairs,
+        /// rewards and new weights.
         epochs: Option<f64> = None, AboveZero(EPOCHS);
         /// Optimizer steps, instead of `epochs`. Default: absent.
         steps: Option<u64> = None, Whole(1, COUNT);
@@ -115,13 +144,14 @@ section! {
     }
 }
 
-/// How long a run is: `train.steps` or `train.epochs`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum RunLength {
-    /// Optimizer steps.
-    Steps(u64),
-    /// Passes over the data.
-    Epochs(f64),
+/// `train.on_nonfinite`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnNonfinite {
+    /// The run ends.
+    Stop,
+    /// The run goes on with the next step.
+    Skip,
 }
 
 /// How long the learning rate increases: `train.warmup_steps` or `train.warmup_ratio`.
@@ -133,7 +163,7 @@ pub enum Warmup {
     Ratio(f64),
 }
 
-/// How often something happens during a run; set by a key in steps or one in epochs.
+/// How long a run is, or how often something happens during it; set by a key in steps or one in epochs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Interval {
     /// Optimizer steps; 0 is never.
@@ -178,12 +208,22 @@ impl RunConfig {
         Interval::of(self.train.log_every, self.train.log_every_epochs, 1)
     }
 
-    /// Returns how long the run is.
-    pub fn length(&self) -> RunLength {
-        match self.train.steps {
-            Some(steps) => RunLength::Steps(steps),
-            None => RunLength::Epochs(self.train.epochs.unwrap_or(1.0)),
-        }
+    /// Returns how long the run is; `None`: the plan decides it by the size of the data.
+    pub fn length(&self) -> Option<Interval> {
+        let default = (!self.follows_size()).then_some(1.0);
+        let epochs = || self.train.epochs.or(default).map(Interval::Epochs);
+        self.train.steps.map(Interval::Steps).or_else(epochs)
+    }
+
+    /// Returns whether the run learns from documents one by one, from weights that know something: what its recipe leaves open then follows from
+    /// the size of the data.
+    pub fn follows_size(&self) -> bool {
+        self.init == Init::Pretrained && self.preference.is_none() && self.grpo.is_none()
+    }
+
+    /// Returns whether the plan decides the rows per step by the size of the data.
+    pub fn leaves_rows_open(&self) -> bool {
+        self.train.micro_batch_size == Auto::Auto && self.train.rows_per_step.is_none()
     }
 
     /// Returns how long the learning rate increases.
@@ -207,10 +247,10 @@ impl RunConfig {
         }
     }
 
-    /// Returns the rows per step of so many ranks: their effective batch. A micro-batch that is "auto" comes with `rows_per_step`.
+    /// Returns the rows per step of so many ranks: their effective batch. Panics if [`RunConfig::leaves_rows_open`].
     pub fn rows_per_step(&self, ranks: usize) -> usize {
         self.train.rows_per_step.unwrap_or_else(|| {
-            let rows = self.train.micro_batch_size.given().expect("a rule asks for rows_per_step next to \"auto\"");
+            let rows = self.train.micro_batch_size.given().expect("the size of the data does not decide them");
             rows * self.gradient_accumulation() * ranks
         })
     }
@@ -224,6 +264,7 @@ impl RunConfig {
 /// Returns the rules about several keys.
 pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let (train, peak, stage) = (&config.train, config.learning_rate(), config.train.zero_stage);
+    let weights = train.weights;
     let warmup_fits = train.warmup_steps.zip(train.steps).is_none_or(|(warmup, steps)| warmup <= steps);
     let (warmup, steps) = (train.warmup_steps.unwrap_or(0), train.steps.unwrap_or(0));
     let recompute_agrees = train
@@ -232,8 +273,8 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         .is_none_or(|(checkpointing, choice)| choice.given().is_some_and(|of| of.repeats_gemms() == checkpointing));
     let micro_batch = |key: &'static str, rows: Option<usize>| {
         let rows = rows.unwrap_or_default();
-        let tokens = (rows as u64).saturating_mul(config.max_seq_len as u64);
-        let problem = format!("{rows} rows of {} tokens are more than {MICRO_BATCH_TOKENS}", config.max_seq_len);
+        let tokens = (rows as u64).saturating_mul(config.max_seq_len() as u64);
+        let problem = format!("{rows} rows of {} tokens are more than {MICRO_BATCH_TOKENS}", config.max_seq_len());
         rule(tokens <= MICRO_BATCH_TOKENS, key, problem, "write fewer rows, or a smaller max_seq_len")
     };
     let mut rules = vec![
@@ -241,9 +282,21 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         micro_batch("eval.micro_batch_size", config.eval_micro_batch_size()),
     ];
     rules.extend(rules! {
-        "train.micro_batch_size": train.micro_batch_size != Auto::Auto || train.rows_per_step.is_some(),
+        "train.micro_batch_size": !config.leaves_rows_open() || config.follows_size(),
             "is \"auto\", and nothing says how many rows there are per step" =>
             "write train.rows_per_step, such as 64, or a number of rows";
+        "train.weights": weights == TrainedWeights::Float32 || config.mode() == Mode::Full,
+            format!("is \"{}\", and only where every weight trains are weights stored so", to_name(&weights)) =>
+            "remove this key: adapters are small, and train in float32";
+        "train.weights": weights == TrainedWeights::Float32 || config.compute() != Compute::Plain(FloatType::F16),
+            format!("is \"{}\", and compute = \"float16\" reads no bfloat16", to_name(&weights)) =>
+            "write compute = \"bfloat16\" or \"fp8\"";
+        "train.gradients": train.gradients != Auto::Given(FloatType::Bf16) || weights != TrainedWeights::Float32,
+            "is \"bfloat16\", and gradients of weights in float32 are summed in float32" =>
+            "write train.weights = \"bfloat16_exact\" or \"bfloat16_stochastic\" too, or remove this key";
+        "train.gradient_accumulation": !config.leaves_rows_open() || train.gradient_accumulation.is_none(),
+            "follows from train.micro_batch_size = \"auto\"" =>
+            "remove this key, or write a number of rows there";
         "train.zero_stage": stage.exists(),
             format!("is {stage}, and ZeRO has stages 0 to 3") =>
             "write 1 (divides the optimizer's state), 2 (gradients too), 3 (weights too), or 0";
@@ -253,12 +306,18 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         "train.warmup_steps": warmup_fits,
             format!("{warmup} steps of warm-up are longer than the run of {steps}") =>
             "warm up for about 3 % of the steps";
+        "train.deterministic": !train.deterministic || train.tune_gemms != Some(true),
+            "is true, and train.tune_gemms = true chooses algorithms by their times" =>
+            "remove one of the two keys";
         "train.min_lr": train.min_lr <= peak,
             format!("is {:e}, above the highest rate, train.learning_rate = {peak:e}", train.min_lr) =>
             "write a rate such as a tenth of train.learning_rate";
         "train.min_lr": train.min_lr == 0.0 || train.schedule != ScheduleKind::Constant,
             "schedule = \"constant\" never decreases" =>
             "write schedule = \"cosine\" or \"linear\", or remove this key";
+        "train.spike_factor": train.spike_factor == 0.0 || train.spike_factor > 1.0,
+            format!("is {}, so that a usual step would be a spike", train.spike_factor) =>
+            "write a factor such as 10, or 0 for no rule";
         "train.recompute": recompute_agrees,
             format!("contradicts train.grad_checkpointing = {}", train.grad_checkpointing.unwrap_or(true)) =>
             "remove one of the two keys: true is \"full\" or \"projections\", false is \"selective\" or \"none\"";

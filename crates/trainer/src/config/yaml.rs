@@ -68,29 +68,21 @@ struct Reader<'i> {
 
 impl<'i> Reader<'i> {
     fn document(&mut self) -> Result<DeTable<'i>, YamlError> {
+        let mut tree = None;
         loop {
             let (event, span) = self.next()?;
             match event {
-                Event::StreamStart | Event::DocumentStart(_) => {}
-                Event::StreamEnd => return Ok(DeTable::new()),
+                Event::StreamStart | Event::DocumentEnd => {}
+                Event::StreamEnd => return Ok(tree.unwrap_or_else(DeTable::new)),
+                _ if tree.is_some() => {
+                    return Err(error(span, "a second document begins here; a recipe is one document"));
+                }
+                Event::DocumentStart(_) => {}
                 Event::MappingStart(_, tag) => {
                     untagged(tag.is_some(), span)?;
-                    let tree = self.table(1)?;
-                    return self.end(tree);
+                    tree = Some(self.table(1)?);
                 }
                 _ => return Err(error(span, "a recipe is a list of `key: value` lines, and this is none")),
-            }
-        }
-    }
-
-    /// Refuses a second document.
-    fn end(&mut self, tree: DeTable<'i>) -> Result<DeTable<'i>, YamlError> {
-        loop {
-            let (event, span) = self.next()?;
-            match event {
-                Event::DocumentEnd => {}
-                Event::StreamEnd => return Ok(tree),
-                _ => return Err(error(span, "a second document begins here; a recipe is one document")),
             }
         }
     }

@@ -1,13 +1,13 @@
 //! Shows what a run is doing before its first step: a spinner on a terminal, a line every few seconds in a log file.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::console::escaped;
+use crate::console::{escaped, warn};
 
 /// Time between two updates on a terminal.
 const ON_TERMINAL: Duration = Duration::from_millis(500);
@@ -69,8 +69,7 @@ fn spin(state: &(Mutex<bool>, Condvar), describe: &impl Fn() -> String) {
 
 fn write_lines(state: &(Mutex<bool>, Condvar), describe: &impl Fn() -> String) {
     while !is_over_after(state, IN_LOG) {
-        // A closed pipe must not end a run.
-        let _ = writeln!(io::stderr(), "{}", escaped(&describe()));
+        warn(&describe());
     }
 }
 

@@ -1,13 +1,13 @@
 //! Transfers from and to the Hub: a bar on a terminal, a line every few seconds in a log file.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use firebrick_hub::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::console::{Console, escaped};
+use crate::console::{Console, escaped, warn};
 
 /// Time between two lines if there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ impl Progress for Download {
             return;
         }
         if !io::stderr().is_terminal() {
-            line(&format!("{what}: {:.1} MB", bytes as f64 / MB));
+            warn(&format!("{what}: {:.1} MB", bytes as f64 / MB));
             self.set(Some(Shown::Lines { what: what.to_owned(), bytes, done: 0, last: Instant::now() }));
             return;
         }
@@ -60,7 +60,7 @@ impl Progress for Download {
                 *done += more;
                 if last.elapsed() >= LINE_EVERY {
                     *last = Instant::now();
-                    line(&format!("{what}: {:.1} of {:.1} MB", *done as f64 / MB, *bytes as f64 / MB));
+                    warn(&format!("{what}: {:.1} of {:.1} MB", *done as f64 / MB, *bytes as f64 / MB));
                 }
             }
             None => {}
@@ -73,9 +73,4 @@ impl Progress for Download {
             bar.finish_and_clear();
         }
     }
-}
-
-/// Writes a line on standard error. A closed pipe is ignored.
-fn line(text: &str) {
-    let _ = writeln!(io::stderr(), "{}", escaped(text));
 }

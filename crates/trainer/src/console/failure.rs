@@ -59,7 +59,7 @@ impl FailureReport {
     pub fn lost(self, lost: &ParallelError, is_main: bool) -> RunError {
         let advice = match &self.folder {
             Some(folder) if !is_main => format!(
-                "The log of rank 0 says what is saved; if anything is, continue as it was and --resume {}.",
+                "The log of rank 0 says what is saved; if anything is, start it again as it was, with --resume {}.",
                 shell_quoted(&folder.display().to_string())
             ),
             _ => self.next_start("as it was"),
@@ -71,7 +71,7 @@ impl FailureReport {
         let saved = self.folder.as_ref().and_then(|folder| Some((folder, latest(folder).ok().flatten()?)));
         match saved {
             Some((folder, (step, _))) => format!(
-                "Everything up to step {step} is saved: continue {how} and --resume {}.",
+                "Everything up to step {step} is saved: start it again {how}, with --resume {}.",
                 shell_quoted(&folder.display().to_string())
             ),
             None => format!("Nothing was saved yet: start it again {how}."),

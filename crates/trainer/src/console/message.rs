@@ -22,7 +22,17 @@ pub fn error_message(error: &dyn Error) -> String {
             message = format!("{message}: {text}");
         }
     }
-    firebrick_hub::without_secrets(&bounded(message))
+    firebrick_hub::without_secrets(&bounded(without_codes(message)))
+}
+
+/// Removes the system's numbers of errors, which stand after their texts: " (os error 17)".
+fn without_codes(mut message: String) -> String {
+    const BEGIN: &str = " (os error ";
+    while let Some(at) = message.find(BEGIN) {
+        let code = message[at + BEGIN.len()..].find(')').map_or(message.len(), |end| at + BEGIN.len() + end + 1);
+        message.replace_range(at..code, "");
+    }
+    message
 }
 
 fn bounded(message: String) -> String {
@@ -55,6 +65,13 @@ mod tests {
             let error = Outer { repeats, cause: io::Error::other("disk on fire") };
             assert_eq!(error_message(&error), "cannot read x: disk on fire");
         }
+    }
+
+    #[test]
+    fn numbers_of_the_system_are_left_out() {
+        let error =
+            io::Error::other("cannot read a: No such file or directory (os error 2); cannot read b: x (os error 13)");
+        assert_eq!(error_message(&error), "cannot read a: No such file or directory; cannot read b: x");
     }
 
     #[test]

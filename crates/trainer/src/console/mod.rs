@@ -23,11 +23,22 @@ use std::io::Write;
 use std::path::Path;
 
 use firebrick_kernels::BaseStorage;
+use firebrick_model::check_gguf;
 use firebrick_precision::{FloatType, Format, QuantFormat};
 
 use crate::config::EvalConfig;
 use crate::metrics::Evaluation;
 use crate::plan::{Plan, compute_format};
+
+/// Writes a line on standard error.
+pub fn warn(text: &str) {
+    write_line(&mut std::io::stderr(), text);
+}
+
+/// Writes a line. What cannot be written is dropped, since a terminal or pipe that is gone must not end a run.
+fn write_line(out: &mut dyn Write, text: &str) {
+    let _ = writeln!(out, "{}", escaped(text)).and_then(|()| out.flush());
+}
 
 /// Standard output, which a test may turn off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,11 +53,10 @@ impl Console {
     /// Prints nothing.
     pub const QUIET: Self = Self { verbose: false };
 
-    /// Prints a line. What cannot be written is dropped, since a terminal or pipe that is gone must not end a run.
+    /// Prints a line.
     pub fn print(self, text: &str) {
         if self.verbose {
-            let mut out = std::io::stdout().lock();
-            let _ = writeln!(out, "{}", escaped(text)).and_then(|()| out.flush());
+            write_line(&mut std::io::stdout().lock(), text);
         }
     }
 
@@ -103,30 +113,56 @@ impl Console {
     /// Prints the results of a finished run, and what to try next.
     pub fn summary(self, summary: &Summary, plan: &Plan) {
         self.print(&summary.to_string());
-        let model = plan.model_folder.value.display().to_string();
-        let weights = match plan.lora.value {
-            Some(_) => format!("--model {} --adapter {}", shell_quoted(&model), shell_quoted(&summary.weights)),
-            None => format!("--model {}", shell_quoted(&summary.weights)),
+        if self.verbose {
+            self.print(&format!("\nnext:\n  {}", next_commands(&summary.weights, plan).join("\n  ")));
+        }
+    }
+}
+
+/// Returns commands for what a run made, the folder `weights`: an answer, a chat, one file with the adapter merged for llama.cpp and Ollama, and the
+/// curves.
+fn next_commands(weights: &str, plan: &Plan) -> Vec<String> {
+    let program = program();
+    let model = shell_quoted(&plan.model_folder.value.display().to_string());
+    let (options, merge) = match plan.lora.value {
+        Some(_) => (format!("--model {model} --adapter {}", shell_quoted(weights)), "--merge "),
+        None => (format!("--model {}", shell_quoted(weights)), ""),
+    };
+    let (formats, is_chat) = (generate_formats(plan), plan.prompts_are_chats.value);
+    let prompt = shell_quoted(plan.sample_prompts.value.first().map_or("Hello", String::as_str));
+    let chat = if is_chat { " --chat" } else { "" };
+    let mut commands = vec![format!("{program} generate {options}{formats}{chat} --prompt {prompt}")];
+    if is_chat {
+        commands.push(format!("{program} chat {options}{formats}"));
+    }
+    if check_gguf(&plan.model_folder.value).is_ok() {
+        let base = match (merge, quantized_base(plan)) {
+            ("", _) | (_, None) => String::new(),
+            (_, Some(format)) => format!(" --base {format}"),
         };
-        let chat = if plan.prompts_are_chats.value { " --chat" } else { "" };
-        let formats = generate_formats(plan);
-        let prompt = plan.sample_prompts.value.first().map_or("Hello", String::as_str);
-        let program = program();
-        self.print(&format!(
-            "\nnext:\n  {program} generate {weights}{formats}{chat} --prompt {}",
-            shell_quoted(prompt)
-        ));
-        let output_dir = plan.output_dir.value.display().to_string();
-        self.print(&format!("  tensorboard --logdir {}", shell_quoted(&output_dir)));
+        let file = Path::new(weights).with_file_name("model.gguf");
+        let file = shell_quoted(&file.display().to_string());
+        commands.push(format!("{program} export {merge}--gguf q8_0 {options}{base} --out {file}"));
+    }
+    let output_dir = shell_quoted(&plan.output_dir.value.display().to_string());
+    commands.push(format!("tensorboard --logdir {output_dir}"));
+    commands
+}
+
+/// Returns the format that the base was quantized to.
+fn quantized_base(plan: &Plan) -> Option<QuantFormat> {
+    match plan.base.value {
+        BaseStorage::Frozen(Format::Quantized(format)) => Some(format),
+        BaseStorage::Frozen(_) | BaseStorage::Trained | BaseStorage::TrainedBf16 => None,
     }
 }
 
 /// Returns the flags that make `generate` compute and stop as the run did, if its defaults differ.
 fn generate_formats(plan: &Plan) -> String {
-    let base = match plan.base.value {
-        BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true })) => " --nf4".to_owned(),
-        BaseStorage::Frozen(Format::Quantized(format)) => format!(" --base {format}"),
-        BaseStorage::Frozen(_) | BaseStorage::Trained => String::new(),
+    let base = match quantized_base(plan) {
+        Some(QuantFormat::Nf4 { double_quant: true }) => " --nf4".to_owned(),
+        Some(format) => format!(" --base {format}"),
+        None => String::new(),
     };
     let compute = plan.compute.value;
     let is_default = compute == compute_format(FloatType::Bf16, plan.backend.value, None).value;

@@ -3,10 +3,11 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use firebrick_arch::counted;
 use firebrick_hwprofile::human;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::console::escaped;
+use crate::console::{escaped, warn, write_line};
 use crate::metrics::{EvalMetrics, MetricSink, PairMetrics, PolicyMetrics, StepMetrics};
 use crate::storage::StorageError;
 
@@ -21,6 +22,8 @@ pub struct Progress {
     first: Option<(u64, Instant)>,
     /// How busy the device was, as last reported.
     usage: String,
+    /// The text of the last step.
+    last: String,
 }
 
 enum Display {
@@ -57,7 +60,7 @@ impl Progress {
     }
 
     fn with(display: Display, total_steps: u64) -> Progress {
-        Progress { display, total_steps, usage: String::new(), first: None }
+        Progress { display, total_steps, usage: String::new(), last: String::new(), first: None }
     }
 
     /// Returns "  3m20s left" once two steps of this process have ended. The first one also compiles kernels and measures, so the time is counted
@@ -72,15 +75,19 @@ impl Progress {
     /// Prints a line above the bar.
     pub fn print(&mut self, text: &str) {
         match &mut self.display {
-            Display::Bar(bar) => bar.suspend(|| write_line(&mut io::stderr(), text)),
+            Display::Bar(bar) => bar.suspend(|| warn(text)),
             Display::Lines(lines) => write_line(&mut lines.out, text),
         }
     }
 
-    /// Leaves the bar where it is: the run is over.
+    /// Leaves the bar with its last step on a line of its own: the run is over, and what it prints next begins a line.
     pub fn finish(&mut self) {
-        if let Display::Bar(bar) = &self.display {
-            bar.abandon();
+        match &self.display {
+            Display::Bar(bar) if !bar.is_finished() => {
+                bar.abandon_with_message(self.last.clone());
+                warn("");
+            }
+            Display::Bar(_) | Display::Lines(_) => {}
         }
     }
 }
@@ -104,6 +111,7 @@ impl MetricSink for Progress {
         };
         let left = self.time_left(metrics.step);
         let message = format!("loss {:.4}{pairs}{rates}{}{left}", metrics.loss, self.usage);
+        self.last.clone_from(&message);
         match &mut self.display {
             Display::Bar(bar) => {
                 bar.set_position(metrics.step);
@@ -175,7 +183,7 @@ fn rewards(pairs: &PairMetrics) -> String {
 fn completions(policy: &PolicyMetrics) -> String {
     let late = match policy.timeouts {
         0 => String::new(),
-        count => format!("  {count} rewards too late"),
+        count => format!("  {} too late", counted(count, "reward")),
     };
     format!(
         "  reward {:.4}{late}  {} tokens  drift {:.1e}  sampling {} and training {} tokens/s",
@@ -185,11 +193,6 @@ fn completions(policy: &PolicyMetrics) -> String {
         grouped(policy.sampled_per_s),
         grouped(policy.trained_per_s)
     )
-}
-
-/// Writes a line; a closed pipe must not end a training run.
-fn write_line(out: &mut dyn Write, text: &str) {
-    let _ = writeln!(out, "{}", escaped(text));
 }
 
 /// Formats "12,345".
@@ -255,6 +258,16 @@ mod tests {
             "step 1/10  loss 1.2500  12,345 tokens/s\nstep 10/10  loss 1.2500  12,345 tokens/s  0s left\n\
              step 10: evaluation loss 0.0000  perplexity 1.000  token accuracy 50.0 %  exact match 82.5 %\n"
         );
+    }
+
+    #[test]
+    fn the_bar_ends_with_its_last_step() {
+        let bar = ProgressBar::hidden();
+        let mut progress = Progress::with(Display::Bar(bar.clone()), 2);
+        progress.step(&metrics(1)).unwrap();
+        progress.activity("writing the results");
+        drop(progress);
+        assert_eq!((bar.message().as_str(), bar.is_finished()), ("loss 1.2500  12,345 tokens/s", true));
     }
 
     #[test]

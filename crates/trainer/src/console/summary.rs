@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use firebrick_arch::counted;
 use serde::{Deserialize, Serialize};
 
 use crate::console::grouped;
@@ -56,6 +57,9 @@ pub struct Summary {
     pub trained_per_s: Option<f64>,
     /// Seconds from start to end, over all resumed parts.
     pub wall_s: f64,
+    /// Seconds in which steps of this process waited for checkpoints, without the one at the end.
+    #[serde(default)]
+    pub waited_for_saves_s: f64,
     /// Name of the backend, such as `cuda`.
     pub backend: String,
     /// Share of the operations of a step per number format, as the plan counts them.
@@ -74,9 +78,9 @@ impl fmt::Display for Summary {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "\ndone: {} steps, {} loss tokens, {} tokens/s, {:.0} s on {}",
-            grouped(self.steps as f64),
-            grouped(self.loss_tokens as f64),
+            "\ndone: {}, {}, {} tokens/s, {:.0} s on {}",
+            counted(self.steps, "step"),
+            counted(self.loss_tokens, "loss token"),
             grouped(self.tokens_per_s),
             self.wall_s,
             self.backend

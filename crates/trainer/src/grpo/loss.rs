@@ -49,7 +49,7 @@ pub enum ImportanceSampling {
 }
 
 /// The loss of a recipe.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Objective {
     /// What the losses of tokens are divided by.
     pub loss_type: LossType,
@@ -66,7 +66,7 @@ pub struct Objective {
 }
 
 /// What the losses of a step are divided by, over all micro-batches and ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Denominators {
     /// Tokens of completions that are not masked.
     pub tokens: u64,

@@ -41,6 +41,10 @@ pub struct PolicyMetrics {
     /// The largest of these.
     #[serde(rename = "sampling/sampling_logp_difference/max")]
     pub max_drift: f64,
+    /// Share of the tokens of which a router chose other experts in training than in sampling, in the first step of a round; none in other steps and in
+    /// models without experts.
+    #[serde(rename = "sampling/experts_differ", skip_serializing_if = "Option::is_none")]
+    pub experts_differ: Option<f64>,
     /// Tokens sampled per second, over all ranks, in the round of this step; 0 in the rest of a round that an earlier process has sampled.
     pub sampled_per_s: f64,
     /// Input tokens of the step per second over all ranks, without sampling and rewards.

@@ -5,10 +5,13 @@
 //! every step, which costs a forward pass but no second copy of the base; precomputed log-probabilities cost that pass once per document instead of
 //! once per epoch.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use firebrick_arch::{LoraConfig, ModelSpec, Role};
+use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, Role};
+use firebrick_hwprofile::memory::human_bytes;
 use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, PairPasses, TrainingShape};
+use firebrick_model::float_type_of;
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use serde::Serialize;
 
@@ -32,7 +35,7 @@ pub(super) fn storage(config: &RunConfig, compute: FloatType) -> BaseStorage {
     match (config.quantized_base(), &config.lora) {
         (Some(format), _) => BaseStorage::Frozen(Format::Quantized(format)),
         (None, Some(_)) => BaseStorage::Frozen(Format::Float(compute)),
-        (None, None) => BaseStorage::Trained,
+        (None, None) => config.train.weights.storage(),
     }
 }
 
@@ -47,6 +50,7 @@ pub(super) fn base(
 ) -> Result<Chosen<BaseStorage>, RunError> {
     let why = match storage {
         BaseStorage::Trained => "mode = \"full\": every weight trains, in f32".to_owned(),
+        BaseStorage::TrainedBf16 => "mode = \"full\": every weight trains, matrices in bf16".to_owned(),
         BaseStorage::Frozen(Format::Quantized(format)) => {
             check_widths(format, spec)?;
             let key = if config.base.is_some() { "base" } else { "[bnb_4bit]" };
@@ -74,7 +78,13 @@ pub(super) fn lora(made: &Made<'_>) -> Chosen<Option<LoraConfig>> {
 pub(super) fn trained_parameters(made: &Made<'_>) -> Chosen<u64> {
     let Made { trained, .. } = made;
     let count: u64 = trained.iter().map(|tensor| tensor.elements() as u64).sum();
-    let Some(lora) = &made.training.lora else { return Chosen::new(count, "all of them") };
+    let Some(lora) = &made.training.lora else {
+        let why = match made.wish.model.spec.parameters_of(Role::PerLayerEmbedding) {
+            0 => "all of them".to_owned(),
+            table => format!("all but the table of the layers' inputs, {table} parameters, which stays as it is"),
+        };
+        return Chosen::new(count, why);
+    };
     let (rank, total) = (lora.r, made.wish.model.spec.parameters());
     let share = 100.0 * count as f64 / total as f64;
     let kind = if lora.use_dora { "DoRA" } else { "LoRA" };
@@ -85,6 +95,33 @@ pub(super) fn trained_parameters(made: &Made<'_>) -> Chosen<u64> {
     let rows = if rows > 0 { format!(", and {rows} rows of tokens") } else { String::new() };
     let whole = if whole > 0 { format!(", {whole} of them in modules_to_save") } else { String::new() };
     Chosen::new(count, format!("{kind} of rank {rank}: {share:.2} % of {total} parameters{whole}{rows}"))
+}
+
+/// Returns the modules that targets name and that some layers do not have, because they read the keys and values of others; the reason says which.
+pub(super) fn skipped_modules(wish: &Wish<'_>) -> Option<Chosen<Vec<String>>> {
+    let spec = &wish.model.spec;
+    // What cannot be resolved is refused elsewhere.
+    let skipped = wish.lora.as_ref()?.resolve(spec).ok()?.skipped_modules(spec);
+    let layer = |path: &String| path.split('.').find_map(|part| part.parse::<usize>().ok());
+    let layers: BTreeSet<usize> = skipped.iter().filter_map(layer).collect();
+    let names: BTreeSet<&str> = skipped.iter().filter_map(|path| path.rsplit('.').next()).collect();
+    let (first, last) = (layers.first()?, layers.last()?);
+    let which = match last - first + 1 == layers.len() {
+        true => format!("{first} to {last}"),
+        false => layers.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+    };
+    let why = format!("in layers {which}, which read the keys and values of earlier layers and have no such modules");
+    Some(Chosen::new(names.into_iter().map(str::to_owned).collect(), why))
+}
+
+/// Says where the table of the layers' own inputs is.
+pub(super) fn layer_inputs(model: &ModelConfig) -> Option<Chosen<&'static str>> {
+    let [table, ..] = model.spec.per_layer_tensors()?;
+    let bytes = human_bytes((table.elements() * float_type_of(model).bytes()) as u64);
+    let why = format!(
+        "embed_tokens_per_layer, {bytes}, never trains: each pass reads the rows of its tokens from the checkpoint, through the system's page cache"
+    );
+    Some(Chosen::new("host memory", why))
 }
 
 /// Returns the adapter folder that the matrices come from; the reason says how they start.

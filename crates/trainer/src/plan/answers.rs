@@ -5,7 +5,7 @@
 
 use firebrick_kernels::{Answers, EvaluatedRows, EvaluationShape, TrainingShape};
 
-use crate::config::RunConfig;
+use crate::config::{GrpoSection, RunConfig};
 use crate::plan::inputs::DataShape;
 use crate::plan::wish::Wish;
 use crate::plan::{Chosen, fit};
@@ -37,6 +37,13 @@ impl Round {
         let answers = Answers::in_groups(completions.div_ceil(each), each, [prompt, new_tokens], !has_states);
         Some(Self { answers, new_tokens, steps: grpo.steps_per_round() })
     }
+}
+
+/// Returns the most bytes of the files of a run's completions: of each token its number and text, and its log-probabilities in decimal.
+pub(super) fn file_bytes(grpo: &GrpoSection, steps: u64, completions: usize) -> u64 {
+    let log_probs = 1 + u64::from(grpo.steps_per_round() > 1) + u64::from(grpo.beta != 0.0);
+    let sampled = steps.saturating_mul(completions as u64) / grpo.num_iterations as u64;
+    sampled.saturating_mul(grpo.max_completion_length as u64 * (12 + 13 * log_probs))
 }
 
 /// Returns what a run evaluates and samples, without the held-out prompts whose answers are compared.

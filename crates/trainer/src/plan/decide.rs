@@ -3,7 +3,7 @@
 use firebrick_arch::{LongRopeFactors, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::memory::human_bytes;
-use firebrick_kernels::{GemmFormat, step_work};
+use firebrick_kernels::{GemmFormat, TRAINED_BYTES, step_work};
 
 use crate::config::{RunConfig, ZeroStage};
 use crate::error::RunError;
@@ -11,7 +11,10 @@ use crate::plan::backend::{activations, choose_backend};
 use crate::plan::inputs::PlanRequest;
 use crate::plan::micro_batch::Rows;
 use crate::plan::wish::{Wish, bytes};
-use crate::plan::{Chosen, Made, adapter, answers, disk, fit, forecast, memory_choices, schedule, shapes};
+use crate::plan::{
+    Chosen, Made, adapter, answers, deterministic, disk, fit, forecast, memory_choices, schedule, shapes,
+    trained_weights,
+};
 
 impl<'a> Made<'a> {
     /// Decides everything about a run whose steps have these rows.
@@ -26,11 +29,13 @@ impl<'a> Made<'a> {
 
         let backend = choose_backend(config.backend, profile)?;
         let (limit, may_offload) = (config.train.device_memory_gib.map(bytes), wish.may_offload());
-        let (backend_kind, room) = (backend.value, fit::UsableMemory::Free);
+        let (backend_kind, room) = (backend.value, deterministic::room(config, backend.value));
         let case = fit::Case { profile, backend: backend_kind, spec, may_offload, ranks: world_size, limit, room };
         let compute = activations(config.compute(), backend.value, case.hardware())?;
         let trained = shapes::trained_tensors(spec, wish.lora.as_ref())?;
-        let (basis, gemms) = shapes::Basis::new(wish, &case, compute.value, &trained, rows.micro_batch_size.value)?;
+        trained_weights::check(config, spec, backend.value, compute.value)?;
+        let (mut basis, gemms) = shapes::Basis::new(wish, &case, compute.value, &trained, rows.micro_batch_size.value)?;
+        let gradients = trained_weights::gradients(&case, &mut basis, &trained);
         let base = adapter::base(config, spec, basis.base)?;
         let router_aux_loss = router_aux_loss(config, model)?;
         let (memory, training) = memory_choices::decide(&case, &basis);
@@ -50,7 +55,8 @@ impl<'a> Made<'a> {
         };
         let forecast = forecast::forecast(&case, &training, &estimate, extent);
         let every = schedule::whole_steps(config.checkpoint_interval(), data.rows, per_step);
-        let saves = disk::Saves { steps: steps.value, every, keep: config.checkpoint.keep };
+        let completions = config.grpo.as_ref().map_or(0, |grpo| answers::file_bytes(grpo, steps.value, per_step));
+        let saves = disk::Saves { steps: steps.value, every, keep: config.checkpoint.keep, completions };
         let disk = disk::decide(config, model, &trained, &saves);
         Ok(Self {
             wish,
@@ -64,6 +70,7 @@ impl<'a> Made<'a> {
             compute,
             gemms,
             base,
+            gradients,
             router_aux_loss,
             memory,
             steps,
@@ -121,9 +128,11 @@ fn router_aux_loss(config: &RunConfig, model: &ModelConfig) -> Result<Option<Cho
         return Ok(None);
     }
     let Some(of_model) = model.router_aux_loss_coef else {
-        let why = match model.spec.is_mixture() {
-            true => "balances its experts by a correction of their scores and has no such loss in transformers",
-            false => "has no experts to balance",
+        let is_corrected = (0..model.spec.layers.len()).any(|layer| model.spec.router_correction(layer).is_some());
+        let why = match (model.spec.is_mixture(), is_corrected) {
+            (true, true) => "balances its experts by a correction of their scores and has no such loss in transformers",
+            (true, false) => "has no such loss in transformers",
+            (false, _) => "has no experts to balance",
         };
         let problem = format!("train.router_aux_loss: a model of the family \"{}\" {why}", model.model_type);
         return Err(RunError::Refused(format!("{problem}. Remove this key")));
@@ -158,7 +167,7 @@ pub(super) fn experts(made: &Made<'_>) -> Option<Chosen<String>> {
 
 /// Chooses longrope's factors once per run; transformers chooses them for each batch, by its longest sequence.
 pub(super) fn long_rope(config: &RunConfig, spec: &ModelSpec) -> Option<Chosen<&'static str>> {
-    let tokens = config.max_seq_len;
+    let tokens = config.max_seq_len();
     let of_rope = |rope: &Rope| match &rope.scaling {
         RopeScaling::LongRope { original_max_position_embeddings: original, .. } => {
             let (factors, than) = match rope.scaling.long_rope_factors(tokens)? {
@@ -188,7 +197,11 @@ pub(super) fn row_len(made: &Made<'_>) -> Chosen<usize> {
         (false, false) => "one document per row",
         (false, true) => "one pair of answers per row",
     };
-    Chosen::new(data.row_len, format!("max_seq_len; {how}: {}", data.report))
+    // Rows without packing are always as long as their documents.
+    let is_shorter = config.max_seq_len.is_none() && config.pack && data.row_len < config.max_seq_len();
+    let why =
+        if is_shorter { "max_seq_len is open, and small data makes more steps in short rows" } else { "max_seq_len" };
+    Chosen::new(data.row_len, format!("{why}; {how}: {}", data.report))
 }
 
 pub(super) fn ranks(made: &Made<'_>) -> Chosen<usize> {
@@ -232,7 +245,7 @@ pub(super) fn loss_chunk(made: &Made<'_>) -> Chosen<usize> {
 
 pub(super) fn max_positions(made: &Made<'_>) -> Chosen<usize> {
     let Wish { recipe: config, data, .. } = made.wish;
-    let positions = data.row_len.max(config.max_seq_len) + config.eval.max_new_tokens;
+    let positions = data.row_len.max(config.max_seq_len()) + config.eval.max_new_tokens;
     Chosen::new(positions, "the longest row and an answer after it")
 }
 
@@ -255,6 +268,27 @@ pub(super) fn host_memory(Made { case, estimate, .. }: &Made<'_>) -> Chosen<u64>
         format!("{}; of {} free", parts.join("; "), human_bytes(case.profile.memory.available_bytes))
     };
     Chosen::new(estimate.host_bytes(), why)
+}
+
+/// Returns the bytes of host memory in which a checkpoint waits until a thread has written it, while steps go on; 0: steps wait.
+pub(super) fn snapshot(made: &Made<'_>) -> Chosen<u64> {
+    if zero_stage(made).value != ZeroStage::NONE {
+        return Chosen::new(0, "steps wait for a checkpoint: all ranks write their parts of the state together");
+    }
+    let (bytes, what) = match made.training.paged_bytes {
+        0 => (made.disk[0].value, "trained weights and optimizer state"),
+        _ => (
+            TRAINED_BYTES * made.trained.iter().map(|tensor| tensor.elements() as u64).sum::<u64>(),
+            "trained weights; steps wait for the optimizer state, which is not copied because it is paged",
+        ),
+    };
+    let left = made.case.left_on_host(&made.estimate);
+    if bytes > left {
+        let (bytes, left) = (human_bytes(bytes), human_bytes(left));
+        let why = format!("steps wait for a checkpoint: a copy takes {bytes} of host memory, where {left} are left");
+        return Chosen::new(0, why);
+    }
+    Chosen::new(bytes, format!("in host memory, from where a thread writes it while steps go on: {what}"))
 }
 
 #[cfg(all(test, feature = "flex"))]

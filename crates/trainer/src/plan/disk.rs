@@ -21,6 +21,8 @@ pub(super) struct Saves {
     /// Steps between two checkpoints; 0: only at the end.
     pub(super) every: u64,
     pub(super) keep: usize,
+    /// Bytes of the completions that the run learns from, if all are as long as they may be.
+    pub(super) completions: u64,
 }
 
 impl Saves {
@@ -51,14 +53,18 @@ pub(super) fn decide(
     let (result, later) =
         if config.lora.is_some() { (weights, exports(model)) } else { (model_bytes(model), ggufs(model)) };
     // While a result replaces that of an earlier end, both are there; the earlier one is no part of what is free then.
-    let run = count.saturating_mul(checkpoint).saturating_add(result).min(MOST);
+    let run = count.saturating_mul(checkpoint).saturating_add(result).saturating_add(saves.completions).min(MOST);
     let checkpoints = if count == 1 { "a checkpoint".to_owned() } else { format!("{count} checkpoints") };
     let what = match (&config.lora, model.wrapper) {
         (Some(_), _) => "adapter".to_owned(),
         (None, None) => "model".to_owned(),
         (None, Some(wrapper)) => format!("text model without the {}", wrapper.other_part),
     };
-    let whole = format!("{checkpoints} of {}, and the {what}; {later}", human_bytes(checkpoint));
+    let completions = match saves.completions {
+        0 => String::new(),
+        bytes => format!(", completions of up to {}", human_bytes(bytes)),
+    };
+    let whole = format!("{checkpoints} of {}{completions}, and the {what}; {later}", human_bytes(checkpoint));
     [Chosen::new(checkpoint, why), Chosen::new(run, whole)]
 }
 
@@ -119,7 +125,7 @@ mod tests {
 
     #[test]
     fn checkpoints_and_results_are_counted_with_the_one_that_is_being_written() {
-        let at_once = |steps, every, keep| Saves { steps, every, keep }.at_once();
+        let at_once = |steps, every, keep| Saves { steps, every, keep, completions: 0 }.at_once();
         assert_eq!([at_once(10, 0, 2), at_once(10, 10, 2), at_once(10, 5, 2), at_once(10, 1, 2)], [1, 1, 2, 3]);
         assert_eq!([at_once(10, 1, 0), at_once(u64::MAX, 1, usize::MAX)], [2, u64::MAX]);
         let settings = ["train.optimizer=adamw", "train.steps=10", "checkpoint.every_steps=2", "checkpoint.keep=3"];

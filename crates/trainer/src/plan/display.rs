@@ -4,6 +4,7 @@ mod brief;
 
 use std::fmt;
 
+use firebrick_arch::counted;
 use firebrick_hwprofile::human::grouped;
 use firebrick_hwprofile::memory::{MemoryLine, human_bytes};
 use firebrick_kernels::{BackendKind, GemmFormat};
@@ -39,7 +40,8 @@ pub(super) fn on_cuda(plan: &Plan, value: &Value) -> Option<String> {
 
 /// Shows how GEMMs of layers multiply if that is not the format of activations, or was chosen.
 pub(super) fn other_than_compute(plan: &Plan, value: &Value) -> Option<String> {
-    plain(plan, value).filter(|_| plan.gemms.value != GemmFormat::Compute || plan.gemms.reason.starts_with("auto"))
+    let is_choice = plan.gemms.reason.starts_with("auto") && plan.backend.value == BackendKind::Cuda;
+    plain(plan, value).filter(|_| plan.gemms.value != GemmFormat::Compute || is_choice)
 }
 
 /// Shows the bytes of a state that may be paged.
@@ -100,10 +102,35 @@ pub(super) fn with_grouped_numbers(sentence: &str) -> String {
     sentence.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
+/// A line of the table.
+enum Line {
+    /// Name, value and reason.
+    Row(String, String, String),
+    /// A line with columns of its own.
+    Text(String),
+}
+
+/// Writes the lines with the values in a column as wide as those of usual length; after a longer value the reason is on the next line.
+fn aligned(lines: &[Line]) -> String {
+    const USUAL: usize = 24;
+    let width = |value: &str| value.chars().count();
+    let values =
+        lines.iter().filter_map(|line| if let Line::Row(_, value, _) = line { Some(width(value)) } else { None });
+    let column = values.filter(|&value| value <= USUAL).max().unwrap_or(0);
+    let shown = |line: &Line| match line {
+        Line::Text(text) => text.clone(),
+        Line::Row(name, value, reason) if width(value) > column => {
+            format!("  {name:<22} {value}\n  {:22} {:column$} {reason}", "", "")
+        }
+        Line::Row(name, value, reason) => format!("  {name:<22} {value:<column$} {reason}"),
+    };
+    lines.iter().map(|line| shown(line).trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let row = |name: &str, value: &str, reason: &str| {
-            format!("  {name:<22} {value:<16} {}", with_grouped_numbers(reason))
+            Line::Row(name.to_owned(), value.to_owned(), with_grouped_numbers(reason))
         };
         let plan = self.serialized();
         let mut lines = Vec::new();
@@ -117,7 +144,7 @@ impl fmt::Display for Plan {
             if *name == "memory_bytes" {
                 let part = |line: &MemoryLine| {
                     let (bytes, why) = (human_bytes(line.bytes), with_grouped_numbers(&line.why));
-                    format!("    {:<34} {bytes:>10}  {why}", line.what)
+                    Line::Text(format!("    {:<34} {bytes:>10}  {why}", line.what))
                 };
                 lines.extend(self.memory.iter().map(part));
             }
@@ -126,7 +153,7 @@ impl fmt::Display for Plan {
         lines.push(row("saved to", &folder, "a new run whose folder is taken gets a number after its name"));
         let forecast = self.forecast.iter().flat_map(Forecast::lines);
         lines.extend(forecast.map(|(name, value, reason)| row(name, &value, reason)));
-        writeln!(formatter, "{}", lines.join("\n"))?;
+        writeln!(formatter, "{}", aligned(&lines))?;
         self.alarms().try_for_each(|line| writeln!(formatter, "{line}"))
     }
 }
@@ -141,11 +168,16 @@ impl Plan {
     /// Returns when the run is evaluated and saved: name, value and reason of each line.
     pub(super) fn results(&self) -> impl Iterator<Item = (&'static str, String, String)> {
         let is_during = |every: u64| (1..self.steps.value).contains(&every);
-        let when = |every: u64| if is_during(every) { format!("every {every} steps") } else { "at the end".to_owned() };
+        let when = |every: u64| match every {
+            1 if is_during(every) => "every step".to_owned(),
+            _ if is_during(every) => format!("every {}", counted(every, "step")),
+            _ => "at the end".to_owned(),
+        };
         let start = if self.eval_on_start.value { "and before the first step" } else { "not before the first step" };
         let end = if is_during(self.eval_every_steps.value) { ", and after the last" } else { "" };
         let evaluation = ("evaluation", when(self.eval_every_steps.value), format!("{start}{end}"));
         let which = match (&self.best, self.checkpoints_kept.value) {
+            (None, 1) => "the newest is kept".to_owned(),
             (None, count) => format!("the newest {count} are kept"),
             (Some(_), count) => format!("the best and the newest are kept, {} in all", count.max(2)),
         };
@@ -153,5 +185,20 @@ impl Plan {
         let kept = format!("{end}{which}, and Ctrl-C saves one too");
         let checkpoints = ("checkpoints", when(self.checkpoint_every_steps.value), kept);
         self.is_evaluated.then_some(evaluation).into_iter().chain([checkpoints])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_begin_in_one_column_whatever_the_values_are() {
+        let row = |name: &str, value: &str, reason: &str| Line::Row(name.into(), value.into(), reason.into());
+        let long = "frozen nf4_double_quant, and more of it";
+        let text = aligned(&[row("base", long, "why"), row("steps", "15", "so"), Line::Text("    part".into())]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], format!("  {:<22} {long}", "base"));
+        assert_eq!((lines[1].find("why"), lines[3]), (lines[2].find("so"), "    part"));
     }
 }

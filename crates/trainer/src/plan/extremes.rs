@@ -61,7 +61,7 @@ fn plan(set: &str) -> Result<(), String> {
     let config =
         RunConfig::from_toml(RECIPE, Path::new("r.toml"), &[set.to_owned()]).map_err(|error| error.to_string())?;
     let model = read_model(TINY);
-    let data = DataShape { rows: 100, documents_per_row: 4, has_chats: true, ..full_rows(config.max_seq_len) };
+    let data = DataShape { rows: 100, documents_per_row: 4, has_chats: true, ..full_rows(config.max_seq_len()) };
     let card = HardwareProfile::of_machine(AcceleratorSpec::named("h100").unwrap());
     for profile in [HardwareProfile::described(4, 8 << 30, Vec::new()), card] {
         for force in [false, true] {

@@ -19,6 +19,9 @@ use crate::plan::Chosen;
 /// The fraction of the free memory that a plan may use. The estimate leaves out rounding and what a backend reserves for itself.
 const USABLE: f64 = 0.9;
 
+/// The fraction of a card that counts where every run has to be decided alike: drivers and displays take some of it.
+const FREE_IN_EVERY_RUN: f64 = 0.98;
+
 /// A run counts as smaller if it needs at most this fraction of the failed run's memory: the plan is no more exact than that.
 const NOTABLY_LESS: f64 = 0.95;
 
@@ -44,20 +47,31 @@ pub(super) struct Case<'a> {
     pub(super) room: UsableMemory,
 }
 
-/// What of a card's memory a run may use. Of unified memory and of the host's it is what is free.
+/// What of a card's memory a run may use. Of unified memory and of the host's it is what is free, unless all counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UsableMemory {
     /// All that the card has.
     Whole,
     /// What other programs leave.
     Free,
+    /// What the card and the host have, but for a share that is never free: what is decided by that is the same in every run on a machine.
+    Total,
 }
 
 impl Case<'_> {
+    /// Returns the same case by what the card has, whatever is free.
+    pub(super) fn whole(&self) -> Self {
+        let room = if self.room == UsableMemory::Total { UsableMemory::Total } else { UsableMemory::Whole };
+        Self { room, ..*self }
+    }
+
     /// Returns the bytes that a run may use where the backend's tensors live, and the name of that place.
     pub(super) fn available(&self) -> (u64, &'static str) {
         let limited = |bytes: u64| self.limit.map_or(bytes, |limit| limit.min(bytes));
         match (self.card(), self.room) {
+            (Some(card), UsableMemory::Total) => {
+                (limited((card.memory_total_bytes as f64 * FREE_IN_EVERY_RUN) as u64), "on the card")
+            }
             (Some(card), _) if card.unified_memory => {
                 (limited(card.memory_free_bytes), "for the GPU in unified memory")
             }
@@ -105,6 +119,15 @@ impl Case<'_> {
         usable.saturating_sub(self.estimate(training).total_bytes())
     }
 
+    /// Returns the bytes of host memory that a run with this estimate leaves free of those that a plan may use.
+    pub(super) fn left_on_host(&self, estimate: &MemoryEstimate) -> u64 {
+        let usable = (self.profile.memory.available_bytes as f64 * USABLE) as u64;
+        // Without a card of known memory, the tensors may be in host memory.
+        let is_apart = self.card().is_some_and(|card| !card.unified_memory);
+        let tensors = if is_apart { 0 } else { estimate.total_bytes() };
+        usable.saturating_sub(tensors.saturating_add(estimate.host_bytes()))
+    }
+
     /// Returns whether a run fits.
     pub(super) fn fits(&self, training: &TrainingShape) -> bool {
         self.shortage(&self.estimate(training)).is_none()
@@ -129,10 +152,11 @@ impl Case<'_> {
 
     fn shortage<'e>(&self, estimate: &'e MemoryEstimate) -> Option<Shortage<'e>> {
         let (free, place) = self.available();
+        let memory = self.profile.memory;
         let device = Shortage { needed: estimate.total_bytes(), free, place, lines: &estimate.lines };
         let host = Shortage {
             needed: estimate.host_bytes(),
-            free: self.profile.memory.available_bytes,
+            free: if self.room == UsableMemory::Total { memory.total_bytes } else { memory.available_bytes },
             place: "in host memory",
             lines: &estimate.host_lines,
         };
@@ -182,7 +206,7 @@ pub(super) fn check(
         None => beyond_micro_batches(case, training, accumulation),
     };
     let (needed, available, breakdown) = (human_bytes(short.needed), short.room(), table(short.lines));
-    Err(RunError::Refused(format!("this run needs {needed} of memory, and {available}{breakdown}\n{advice}")))
+    Err(RunError::Refused(format!("this run needs {needed} of memory, and {available}.\n{advice}{breakdown}")))
 }
 
 /// Returns the change to make if no micro-batch fits: shorter rows if they do, else what takes less memory for any rows.
@@ -234,6 +258,11 @@ fn other_runs(case: &Case<'_>, training: &TrainingShape) -> String {
     }
     if case.ranks == 1 && case.backend == BackendKind::Cuda {
         advice.push("several ranks divide the model with train.zero_stage = 3");
+    }
+    if training.base == BaseStorage::Trained && case.backend == BackendKind::Cuda {
+        advice.push(
+            "train.weights = \"bfloat16_exact\" with train.gradients = \"bfloat16\" stores both in half the memory",
+        );
     }
     match (&training.lora, training.base) {
         (None, _) => advice.push("[lora] trains adapters alone, and [bnb_4bit] keeps their base in 4 bits"),

@@ -5,26 +5,20 @@
 use std::path::Path;
 
 use firebrick_arch::{ModelConfig, TensorSpec};
-use firebrick_hwprofile::spec::Maker;
+use firebrick_hwprofile::peaks::{MeasuredGemm, MeasuredPeaks};
+use firebrick_hwprofile::spec::{Maker, MathFormat};
 use firebrick_hwprofile::{AcceleratorSpec, Gpu, HardwareProfile};
 use firebrick_kernels::{BackendKind, Recompute, TrainingShape};
 use firebrick_precision::FloatType;
+use serde_json::{Value, json};
 
 use crate::config::RunConfig;
 #[cfg(feature = "flex")]
 use crate::error::RunError;
-#[cfg(feature = "flex")]
-use crate::plan::Plan;
 use crate::plan::fit::{Case, UsableMemory};
 use crate::plan::shapes::{self, Basis};
 use crate::plan::wish::Wish;
-use crate::plan::{DataShape, PlanInputs, PlanRequest, backend};
-
-/// The config.json of Llama-3.1-8B.
-pub(super) const LLAMA_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256,
-    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-5,
-    "hidden_act": "silu", "tie_word_embeddings": false}"#;
+use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest, backend};
 
 /// The config.json of a model with two tiny layers.
 #[cfg(feature = "flex")]
@@ -45,6 +39,18 @@ pub(super) fn read_recipe(text: &str, changes: &[&str]) -> RunConfig {
 /// Parses the model of a config.json.
 pub(super) fn read_model(text: &str) -> ModelConfig {
     ModelConfig::parse(text, Path::new("config.json")).unwrap()
+}
+
+/// Returns the config of Llama-3.1-8B with these values in it.
+pub(super) fn llama(changes: &Value) -> ModelConfig {
+    let mut config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+        "tie_word_embeddings": false,
+    });
+    changes.as_object().unwrap().iter().for_each(|(key, value)| config[key] = value.clone());
+    read_model(&config.to_string())
 }
 
 /// Returns rows of one document each.
@@ -81,7 +87,8 @@ pub(super) fn resolve(changes: &[&str]) -> Result<Plan, RunError> {
 /// Plans another model or number of ranks in the same way.
 #[cfg(feature = "flex")]
 pub(super) fn resolve_for(model: &str, world_size: usize, changes: &[&str]) -> Result<Plan, RunError> {
-    let recipe = "name='n'\nmodel='m'\nbackend='flex'\nmax_seq_len=64\n[lora]\nr=4\n[data]\npath='d'\n";
+    let recipe =
+        "name='n'\nmodel='m'\nbackend='flex'\nmax_seq_len=64\n[lora]\nr=4\n[data]\npath='d'\n[train]\nepochs=1\n";
     let (config, model) = (read_recipe(recipe, changes), read_model(model));
     let profile = HardwareProfile::described(4, 8 << 30, Vec::new());
     let data = DataShape { rows: 100, longest_document: 20, documents_per_row: 4, has_chats: true, ..full_rows(64) };
@@ -103,15 +110,33 @@ impl Example {
         Self {
             config: read_recipe(RECIPE, changes),
             profile: HardwareProfile::described(1, host_gib << 30, vec![card]),
-            model: read_model(LLAMA_8B),
+            model: llama(&json!({})),
             data: full_rows(4096),
         }
     }
 
     /// Creates the example on a machine of the table.
     pub(super) fn on(machine: &str, changes: &[&str]) -> Self {
+        Self::of(RECIPE, machine, changes)
+    }
+
+    /// Creates the example with another recipe.
+    pub(super) fn of(recipe: &str, machine: &str, changes: &[&str]) -> Self {
         let profile = HardwareProfile::of_machine(AcceleratorSpec::named(machine).unwrap());
-        Self { profile, ..Self::new(changes, 80, 512) }
+        Self { config: read_recipe(recipe, changes), profile, ..Self::new(&[], 80, 512) }
+    }
+
+    /// Gives the card measured rates of GEMMs and of copies.
+    pub(super) fn measure(&mut self, tflops: &[(MathFormat, f64)], copy_tb_s: f64) {
+        self.profile.measured = vec![MeasuredPeaks {
+            backend: "cuda".to_owned(),
+            device: self.profile.gpus[0].name.clone(),
+            driver: String::new(),
+            measured_at: 0,
+            gemm_size: 8192,
+            gemms: tflops.iter().map(|&(format, tflops)| MeasuredGemm { format, tflops }).collect(),
+            copy_tb_s,
+        }];
     }
 
     pub(super) fn case(&self) -> Case<'_> {
@@ -122,6 +147,10 @@ impl Example {
 
     pub(super) fn inputs(&self) -> PlanInputs<'_> {
         inputs(&self.config, &self.profile, &self.model, &self.data)
+    }
+
+    pub(super) fn plan(&self) -> Plan {
+        Plan::resolve(self.inputs()).unwrap()
     }
 
     pub(super) fn wish(&self) -> Wish<'_> {

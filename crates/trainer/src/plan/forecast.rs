@@ -172,7 +172,7 @@ fn communication(
         return None;
     }
     let links = Links::of(spec, EIGHT_BY_400_GBIT)?;
-    let gradient_bytes = size_of::<f32>() as f64 * training.trained_parameters(case.spec) as f64;
+    let [_, gradient_bytes] = training.trained_bytes(case.spec).map(|bytes| bytes as f64);
     let exposed = |seconds: f64| {
         let rank = RankStep {
             micro_batch_s: seconds / extent.micro_batches as f64,

@@ -8,6 +8,7 @@ use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
 use firebrick_kernels::{BackendKind, GemmAlgorithms, GemmFormat, fp8_refusal};
 use firebrick_precision::FloatType;
 
+use crate::config::TrainConfig;
 use crate::config::compute::Compute;
 use crate::error::RunError;
 use crate::plan::Chosen;
@@ -159,7 +160,7 @@ fn slower_peak(case: &Case<'_>, kind: HardwareKind) -> Option<String> {
 /// Returns how the algorithms of large GEMMs are chosen; `None` if there is no choice.
 pub(super) fn algorithms(
     backend: BackendKind,
-    tune_gemms: Option<bool>,
+    train: &TrainConfig,
     forecast: Option<&Forecast>,
 ) -> Option<Chosen<GemmAlgorithms>> {
     if backend != BackendKind::Cuda {
@@ -167,7 +168,11 @@ pub(super) fn algorithms(
     }
     let measured =
         "the first step tries what the library proposes, for 5 to 15 s; choices are kept on disk for this card";
-    Some(match tune_gemms {
+    if train.deterministic {
+        let why = "train.deterministic: the first that the library proposes, whatever was measured before";
+        return Some(Chosen::new(GemmAlgorithms::Library, why));
+    }
+    Some(match train.tune_gemms {
         Some(true) => Chosen::new(GemmAlgorithms::Measured, format!("train.tune_gemms: {measured}")),
         Some(false) => Chosen::new(GemmAlgorithms::Library, "train.tune_gemms: the first that the library proposes"),
         None if forecast.is_some_and(|forecast| forecast.run_seconds.value.lower >= LONG_SECONDS) => {
@@ -182,8 +187,6 @@ pub(super) fn algorithms(
 
 #[cfg(test)]
 mod tests {
-    use firebrick_hwprofile::peaks::{MeasuredGemm, MeasuredPeaks};
-
     use super::*;
     use crate::plan::fixtures::Example;
 
@@ -237,17 +240,7 @@ mod tests {
     fn auto_on_other_cards_than_hopper_s_goes_by_their_measured_peaks() {
         let mut example = Example::on("b200", &["compute=auto"]);
         let mut chosen = |tflops: [f64; 2]| {
-            let rates = [(MathFormat::Bf16, tflops[0]), (MathFormat::Fp8, tflops[1])]
-                .map(|(format, tflops)| MeasuredGemm { format, tflops });
-            example.profile.measured = vec![MeasuredPeaks {
-                backend: "cuda".to_owned(),
-                device: example.profile.gpus[0].name.clone(),
-                driver: String::new(),
-                measured_at: 0,
-                gemm_size: 8192,
-                gemms: rates.to_vec(),
-                copy_tb_s: 6.0,
-            }];
+            example.measure(&[(MathFormat::Bf16, tflops[0]), (MathFormat::Fp8, tflops[1])], 6.0);
             decided(&example).unwrap()
         };
         assert_eq!(chosen([1500.0, 2800.0]).value, GemmFormat::Fp8);
@@ -278,10 +271,13 @@ mod tests {
 
     #[test]
     fn only_cuda_has_a_choice_and_the_recipe_makes_it() {
-        assert_eq!(algorithms(BackendKind::Flex, Some(true), None), None);
-        let chosen = |tune| algorithms(BackendKind::Cuda, tune, None).map(|chosen| chosen.value);
+        let of = |tune_gemms, deterministic| TrainConfig { tune_gemms, deterministic, ..TrainConfig::default() };
+        assert_eq!(algorithms(BackendKind::Flex, &of(Some(true), false), None), None);
+        let decided = |train: &TrainConfig| algorithms(BackendKind::Cuda, train, None).map(|chosen| chosen.value);
+        let chosen = |tune| decided(&of(tune, false));
         assert_eq!(chosen(Some(true)), Some(GemmAlgorithms::Measured));
         assert_eq!(chosen(Some(false)), Some(GemmAlgorithms::Library));
         assert_eq!(chosen(None), Some(GemmAlgorithms::Kept), "how long the run takes is not known");
+        assert_eq!(decided(&of(None, true)), Some(GemmAlgorithms::Library), "another run may measure in between");
     }
 }

@@ -7,6 +7,7 @@ use firebrick_data::PackedDataset;
 use firebrick_hwprofile::human::grouped;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::Recompute;
+use firebrick_precision::FloatType;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{GrpoSection, RunConfig};
@@ -47,7 +48,7 @@ impl DataShape {
 
     /// Returns the shape of the completions of prompts: as many rows as there may be, and as long as they may be.
     pub fn of_completions(self, grpo: &GrpoSection, config: &RunConfig) -> Self {
-        let (row_len, generations) = (config.max_seq_len, grpo.num_generations);
+        let (row_len, generations) = (config.max_seq_len(), grpo.num_generations);
         let report = format!(
             "completions of up to {} tokens, {generations} for each of {}",
             grpo.max_completion_length,
@@ -70,7 +71,7 @@ impl DataShape {
     /// Returns the shape of data that was not read: rows without padding, all of which counts in the loss. Packed rows hold documents of up to half
     /// a row.
     pub fn of_full_rows(config: &RunConfig) -> Self {
-        let row_len = config.max_seq_len;
+        let row_len = config.max_seq_len();
         let report = format!(
             "{} full rows of {} tokens are assumed",
             grouped(&Self::UNREAD_ROWS.to_string()),
@@ -133,6 +134,7 @@ impl PlanRequest {
         let ranks = self.local_ranks.max(1);
         profile.cpu.logical_cores = (profile.cpu.logical_cores / ranks).max(1);
         profile.memory.available_bytes /= ranks as u64;
+        profile.memory.total_bytes /= ranks as u64;
         profile
     }
 }
@@ -148,6 +150,9 @@ pub struct DecidedMemory {
     pub kept_weights_bytes: Option<u64>,
     /// Rows of a micro-batch.
     pub micro_batch_size: usize,
+    /// Format of the sums of gradients of parameters in bf16; `None` if there are no such parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gradients: Option<FloatType>,
 }
 
 /// Returns the maximum number of documents in a row, the padding at its end included.

@@ -3,13 +3,11 @@
 //!
 //! Trade-off: the forecast is of the accelerator's row in the table, not of the card's own measured peaks, so cards that differ share one range.
 
-use std::path::Path;
-
-use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
+use firebrick_arch::ModelConfig;
 use serde::Deserialize;
+use serde_json::json;
 
-use crate::config::RunConfig;
-use crate::plan::fixtures::{full_rows, inputs, read_model};
+use crate::plan::fixtures::{Example, full_rows, llama};
 use crate::plan::{DataShape, Plan};
 
 /// Output of `firebrick bench --json`: the fields that a recipe follows from, and the result.
@@ -64,32 +62,23 @@ impl Report {
         format!("{model} {gemms} {recompute} {micro_batch} x {seq}, {documents} documents, {kept:.1} GiB kept")
     }
 
-    fn config_json(&self) -> String {
-        let [architecture, sizes] = if self.model.contains("8B") {
-            [
-                "Llama",
-                r#""vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-                "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": false"#,
-            ]
-        } else if self.model.contains("1B") {
-            [
-                "Llama",
-                r#""vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-                "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": true"#,
-            ]
-        } else {
-            assert!(self.model.contains("0.5B"), "{}", self.model);
-            [
-                "Qwen2",
-                r#""vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-                "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": true"#,
-            ]
+    fn model_config(&self) -> ModelConfig {
+        let changes = match &self.model {
+            model if model.contains("8B") => json!({}),
+            model if model.contains("1B") => json!({
+                "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
+                "tie_word_embeddings": true,
+            }),
+            model => {
+                assert!(model.contains("0.5B"), "{model}");
+                json!({
+                    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 151936,
+                    "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+                    "num_key_value_heads": 2, "tie_word_embeddings": true,
+                })
+            }
         };
-        let model_type = architecture.to_lowercase();
-        format!(
-            r#"{{"architectures": ["{architecture}ForCausalLM"], "model_type": "{model_type}", {sizes}, "rope_theta": 500000.0,
-            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "hidden_act": "silu"}}"#
-        )
+        llama(&changes)
     }
 
     fn plan(&self) -> Plan {
@@ -103,16 +92,15 @@ impl Report {
             format!("train.micro_batch_size={}", self.micro_batch),
             format!("train.kept_weights_gib={}", self.kept_gib()),
         ];
-        let config =
-            RunConfig::from_toml(include_str!("../../../../configs/h100.toml"), Path::new("h100.toml"), &changes);
-        let data = DataShape {
+        let recipe = include_str!("../../../../configs/h100.toml");
+        let mut example = Example::of(recipe, "h100", &changes.each_ref().map(String::as_str));
+        example.model = self.model_config();
+        example.data = DataShape {
             longest_document: self.seq.div_ceil(self.documents),
             documents_per_row: self.documents,
             ..full_rows(self.seq)
         };
-        let profile = HardwareProfile::of_machine(AcceleratorSpec::named("h100").expect("in the table"));
-        Plan::resolve(inputs(&config.expect("a recipe"), &profile, &read_model(&self.config_json()), &data))
-            .expect("a run that was made fits")
+        example.plan()
     }
 }
 

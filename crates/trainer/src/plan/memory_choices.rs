@@ -5,8 +5,10 @@
 //! run does not depend on what else used the card when it began; where less is free, by that, with a warning.
 //! Trade-off: times are those of the forecast's model, with assumed rates on machines that are not in its table. Nothing is measured.
 
+use firebrick_arch::TensorSpec;
 use firebrick_hwprofile::memory::human_bytes;
 use firebrick_kernels::{BackendKind, Recompute, TrainingShape};
+use firebrick_precision::FloatType;
 
 use crate::config::{Auto, to_name};
 use crate::plan::backend::offload;
@@ -46,7 +48,7 @@ pub(super) fn decide(case: &Case<'_>, basis: &Basis<'_>) -> (MemoryChoices, Trai
         let Candidate { choices, training, .. } = Candidate::new(case, basis, recompute, basis.wish.offload);
         return (choices, training);
     }
-    let whole = Case { room: UsableMemory::Whole, ..*case };
+    let whole = case.whole();
     let all = candidates(&whole, basis);
     let planned = fastest(&all);
     if let Some(best) = planned.filter(|best| case.fits(&best.training)) {
@@ -61,6 +63,23 @@ pub(super) fn decide(case: &Case<'_>, basis: &Basis<'_>) -> (MemoryChoices, Trai
             (smallest.choices, smallest.training)
         }
     }
+}
+
+/// Returns how many times as long a micro-batch takes with what is chosen on the whole card next to sums of gradients in f32 as with what is chosen next
+/// to sums in bf16, the traffic of the sums aside; `None` if nothing fits next to sums in f32.
+pub(super) fn slowdown_of_f32_sums(case: &Case<'_>, basis: &mut Basis<'_>, trained: &[TensorSpec]) -> Option<f64> {
+    let whole = case.whole();
+    let [wide, narrow] = [FloatType::F32, FloatType::Bf16].map(|sums| {
+        basis.sum_in(sums, trained);
+        match basis.wish.recompute {
+            Auto::Given(recompute) => vec![Candidate::new(&whole, basis, recompute, basis.wish.offload)],
+            Auto::Auto => candidates(&whole, basis),
+        }
+    });
+    let choice = |candidate: &Candidate| (candidate.choices.recompute.value, candidate.choices.offload.value);
+    let best = choice(fastest(&narrow)?);
+    let same = wide.iter().find(|candidate| choice(candidate) == best)?;
+    Some(fastest(&wide)?.seconds / same.seconds)
 }
 
 /// Returns the fastest candidate that fits; of equally fast ones the smallest.
@@ -108,7 +127,7 @@ impl Candidate {
         let (recompute, others) = (self.choices.recompute.value, self.others(all));
         let (room, place) = case.available();
         let by = match case.room {
-            UsableMemory::Whole => format!("of {} {place}", human_bytes(room)),
+            UsableMemory::Whole | UsableMemory::Total => format!("of {} {place}", human_bytes(room)),
             UsableMemory::Free => format!("of {} that are free {place}", human_bytes(room)),
         };
         let why = format!("auto: the fastest that fits, {by}; {}. {others}", description(recompute));

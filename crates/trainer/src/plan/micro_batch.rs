@@ -7,6 +7,7 @@ use firebrick_hwprofile::HardwareProfile;
 
 use crate::config::Auto;
 use crate::error::RunError;
+use crate::plan::fit::{self, Case, UsableMemory};
 use crate::plan::inputs::PlanRequest;
 use crate::plan::wish::Wish;
 use crate::plan::{Chosen, Made, forecast};
@@ -39,12 +40,24 @@ pub(super) fn decide<'a>(
     profile: &'a HardwareProfile,
     request: &PlanRequest,
 ) -> Result<Made<'a>, RunError> {
+    let mut made = divide(wish, profile, request)?;
+    if made.case.room == UsableMemory::Total {
+        // Nothing was decided by what is free, but the run still needs it.
+        let free = Case { room: UsableMemory::Free, ..made.case };
+        made.forced = fit::check(&free, &made.training, made.rows.accumulation, request.force)?.1;
+    }
+    Ok(made)
+}
+
+fn divide<'a>(wish: &'a Wish<'a>, profile: &'a HardwareProfile, request: &PlanRequest) -> Result<Made<'a>, RunError> {
     let made = |rows, own, why: &str| {
         let rows = Rows { micro_batch_size: Chosen::new(rows, why), accumulation: own / rows };
         Made::of(wish, profile, request, rows)
     };
-    match (wish.recipe.train.rows_per_step, wish.micro_batch_size) {
-        (None, Auto::Auto) => unreachable!("a rule of the recipe asks for rows_per_step next to \"auto\""),
+    match (wish.rows_per_step, wish.micro_batch_size) {
+        (None, Auto::Auto) => {
+            unreachable!("next to \"auto\", the recipe or the size of the data decides the rows per step")
+        }
         (None, Auto::Given(rows)) => {
             made(rows, rows * wish.recipe.gradient_accumulation(), &Chosen::key(rows, &1).reason)
         }
@@ -113,7 +126,7 @@ fn of_one_rank(all: usize, ranks: usize) -> Result<usize, RunError> {
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use crate::plan::fixtures::{Example, resolve};
+    use crate::plan::fixtures::{Example, TINY, resolve, resolve_for};
     use crate::plan::{Chosen, Plan};
 
     const AUTO: [&str; 2] = ["train.micro_batch_size=auto", "train.rows_per_step=12"];
@@ -129,11 +142,22 @@ mod tests {
         assert_eq!(given.micro_batch_size.reason, "the recipe");
     }
 
+    #[test]
+    fn without_a_number_a_step_has_rows_by_the_size_of_the_data() {
+        for ranks in [1, 2] {
+            let plan = resolve_for(TINY, ranks, &AUTO[..1]).unwrap();
+            assert_eq!(plan.rows_per_step(), ranks);
+            assert!(plan.gradient_accumulation.reason.contains("per step by the size of the data"));
+        }
+        let large = Example::on("h100", &["train.micro_batch_size=auto"]).plan();
+        assert_eq!(large.rows_per_step(), 16, "4,800 rows make 200 steps of 24, and 16 are the most");
+    }
+
     /// Plans 16 rows of 4,096 tokens of an 8B model on an H100 with this much memory.
     fn on_a_card(gib: u64) -> Plan {
         let keys = ["pack=true", "train.micro_batch_size=auto", "train.rows_per_step=16"];
         let limit = format!("train.device_memory_gib={gib}");
-        Plan::resolve(Example::on("h100", &[&keys[..], &[limit.as_str()]].concat()).inputs()).unwrap()
+        Example::on("h100", &[&keys[..], &[limit.as_str()]].concat()).plan()
     }
 
     #[test]

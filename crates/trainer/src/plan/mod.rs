@@ -10,6 +10,7 @@ mod adapter;
 mod answers;
 mod backend;
 mod decide;
+mod deterministic;
 mod disk;
 mod display;
 mod divided;
@@ -29,6 +30,8 @@ mod micro_batch;
 mod paging;
 mod schedule;
 mod shapes;
+pub(crate) mod size;
+mod trained_weights;
 mod values;
 mod warnings;
 mod wish;
@@ -40,7 +43,7 @@ use firebrick_arch::{LoraConfig, TensorSpec};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
 use firebrick_kernels::{BackendKind, BaseStorage, GemmAlgorithms, GemmFormat, Recompute, TrainingShape};
-use firebrick_optim::{OptimizerKind, ScheduleKind};
+use firebrick_optim::{OptimizerKind, ScheduleKind, TrainedWeights};
 use firebrick_precision::FloatType;
 use serde::Serialize;
 
@@ -55,6 +58,7 @@ pub use crate::chosen::Chosen;
 pub use adapter::PlannedReference;
 pub use answers::MAX_PROMPTS_AT_ONCE;
 pub use backend::{choose_backend, command_format, compiled_names, compute_format};
+pub(crate) use deterministic::check_ranks;
 pub use divided::weight_owners;
 pub use fit::SmallerRun;
 pub use forecast::Forecast;
@@ -83,6 +87,8 @@ struct Made<'a> {
     compute: Chosen<FloatType>,
     gemms: Chosen<GemmFormat>,
     base: Chosen<BaseStorage>,
+    /// Format of the sums of gradients of parameters in bf16; `None` if there are none.
+    gradients: Option<Chosen<FloatType>>,
     router_aux_loss: Option<Chosen<f64>>,
     /// What depends on how much memory is left.
     memory: memory_choices::MemoryChoices,
@@ -150,7 +156,19 @@ plan! {
     /// Which part of the checkpoint is the model; none where it is the whole.
     text_model: Option<Chosen<&'static str>> = decide::text_model(made.wish.model), shown "trained part" as plain;
     base: Chosen<BaseStorage> = made.base.clone(), shown "base" as plain, identifies "base";
+    /// How matrices are stored where every weight trains; none where that is in float32.
+    trained_weights: Option<Chosen<TrainedWeights>> = trained_weights::weights(made.wish.recipe),
+        shown "trained weights" as plain, identifies "train.weights";
+    /// Format in which gradients of matrices in bfloat16 are summed; none where there are no such matrices.
+    gradient_sums: Option<Chosen<FloatType>> = made.gradients.clone(),
+        shown "sums of gradients" as plain, may change "train.gradients";
     trained_parameters: Chosen<u64> = adapter::trained_parameters(made), shown "trained parameters" as plain;
+    /// Modules that targets of the adapter name and some layers do not have; none where all have them.
+    skipped_modules: Option<Chosen<Vec<String>>> = adapter::skipped_modules(made.wish),
+        shown "without adapters" as plain;
+    /// Where the table of the layers' own inputs is; none where they have no inputs.
+    layer_inputs: Option<Chosen<&'static str>> = adapter::layer_inputs(made.wish.model),
+        shown "inputs of layers" as plain;
     /// What layers save for their backward.
     recompute: Chosen<Recompute> = made.memory.recompute.clone(),
         shown "recompute" as plain, may change "train.recompute";
@@ -225,12 +243,17 @@ plan! {
     kept_weights_bytes: Option<Chosen<u64>> = made.memory.kept_weights_bytes.clone(), shown "kept weights" as bytes;
     /// How algorithms of large GEMMs are chosen; `None` where the backend has no choice.
     gemm_algorithms: Option<Chosen<GemmAlgorithms>> =
-        fp8::algorithms(made.backend.value, made.wish.recipe.train.tune_gemms, made.forecast.as_ref()),
+        fp8::algorithms(made.backend.value, &made.wish.recipe.train, made.forecast.as_ref()),
         shown "GEMM algorithms" as plain;
+    /// Whether runs repeat bit by bit; none where the recipe does not ask for it.
+    deterministic: Option<Chosen<bool>> = deterministic::decide(made),
+        shown "deterministic" as plain, may change "train.deterministic";
     /// Bytes of optimizer state that wait in host memory.
     paged_state_bytes: Chosen<u64> = made.memory.paging.paged.clone(), shown "paged state" as some_bytes;
     /// Bytes of host memory that a run on a device needs in addition.
     host_memory_bytes: Chosen<u64> = decide::host_memory(made), shown "host memory" as some_bytes;
+    /// Bytes of host memory in which a checkpoint waits until it is written, while steps go on; 0: steps wait.
+    snapshot_bytes: Chosen<u64> = decide::snapshot(made), shown "copy to save" as some_bytes;
     /// Bytes of the run folder at its largest.
     disk_bytes: Chosen<u64> = made.disk[1].clone(), shown "disk" as bytes;
 
@@ -251,7 +274,7 @@ plan! {
     #[serde(flatten)]
     train: PlannedTrain = PlannedTrain::new(&made.wish.recipe.train), keys of PlannedTrain;
     /// Maximum tokens of a document, and of a packed row.
-    max_seq_len: Chosen<usize> = Chosen::of(made, |config| config.max_seq_len), identifies "max_seq_len";
+    max_seq_len: Chosen<usize> = Chosen::of(made, |config| config.max_seq_len()), identifies "max_seq_len";
     pack: Chosen<bool> = Chosen::of(made, |config| config.pack), identifies "pack";
     /// Positions that the rotary tables cover.
     max_positions: Chosen<usize> = decide::max_positions(made);
@@ -332,6 +355,7 @@ impl Plan {
             offload: self.offload.value,
             kept_weights_bytes,
             micro_batch_size: self.micro_batch_size.value,
+            gradients: self.gradient_sums.as_ref().map(|sums| sums.value),
         }
     }
 }

@@ -1,18 +1,26 @@
 //! Decisions about the course of a run: its steps, the intervals between events, the learning rate, and the order of rows.
 
-use crate::config::{Interval, Mode, RunConfig, RunLength, Warmup};
-use crate::plan::{Chosen, Made};
+use firebrick_arch::{counted, plural};
+
+use crate::config::{Interval, Mode, RunConfig, Warmup};
+use crate::plan::{Chosen, Made, size};
 
 /// Returns the number of optimizer steps of a run over so many rows.
 pub(super) fn steps(config: &RunConfig, rows: usize, per_step: usize) -> Chosen<u64> {
+    let of_epochs = |epochs: f64, why: &str| {
+        let steps = (epochs * rows as f64 / per_step as f64).ceil().max(1.0) as u64;
+        Chosen::new(steps, format!("{}, rounded up{why}", in_rows(epochs, rows, per_step)))
+    };
     match config.length() {
-        RunLength::Steps(steps) => {
+        Some(Interval::Steps(steps)) => {
             let epochs = steps as f64 * per_step as f64 / rows as f64;
-            Chosen::new(steps, format!("the recipe: {epochs:.2} epochs of {rows} rows"))
+            Chosen::new(steps, format!("the recipe: {epochs:.2} epochs of {}", counted(rows, "row")))
         }
-        RunLength::Epochs(epochs) => {
-            let steps = (epochs * rows as f64 / per_step as f64).ceil().max(1.0) as u64;
-            Chosen::new(steps, format!("{epochs} epochs of {rows} rows, {per_step} rows per step, rounded up"))
+        Some(Interval::Epochs(epochs)) => of_epochs(epochs, ""),
+        None => {
+            let epochs = size::epochs(rows, per_step);
+            let several = "; train.epochs is open, and so little data is read several times";
+            of_epochs(epochs, if epochs > 1.0 { several } else { "" })
         }
     }
 }
@@ -24,10 +32,14 @@ pub(super) fn every(made: &Made<'_>, interval: fn(&RunConfig) -> Interval) -> Ch
     let steps = whole_steps(own, rows, per_step);
     match own {
         Interval::Steps(_) => Chosen::new(steps, Chosen::key(own, &default).reason),
-        Interval::Epochs(epochs) => {
-            Chosen::new(steps, format!("{epochs} epochs of {rows} rows, {per_step} rows per step, rounded"))
-        }
+        Interval::Epochs(epochs) => Chosen::new(steps, format!("{}, rounded", in_rows(epochs, rows, per_step))),
     }
+}
+
+/// Writes a length in epochs with what it is counted in.
+fn in_rows(epochs: f64, rows: usize, per_step: usize) -> String {
+    let epoch = plural(epochs == 1.0, "epoch");
+    format!("{epochs} {epoch} of {}, {} per step", counted(rows, "row"), counted(per_step, "row"))
 }
 
 /// Converts an interval to steps.
@@ -59,7 +71,7 @@ pub(super) fn learning_rate(made: &Made<'_>) -> Chosen<f64> {
     }
     let trains = if config.mode() == Mode::Full { "all weights" } else { "adapters" };
     let on = if config.preference.is_some() { " on pairs of answers" } else { "" };
-    Chosen::new(rate, format!("the default for {trains}{on}"))
+    Chosen::new(rate, format!("the usual rate for {trains}{on}"))
 }
 
 /// Returns the seed of the order of rows.
@@ -72,12 +84,33 @@ pub(super) fn data_seed(config: &RunConfig) -> Chosen<u64> {
 pub(super) fn accumulation(made: &Made<'_>) -> Chosen<usize> {
     let (own, rows, world_size) = (made.rows.of_rank(), made.rows_per_step(), made.wish.world_size);
     let ranks = if world_size == 1 { String::new() } else { format!(" ({own} on each of {world_size} ranks)") };
-    Chosen::new(made.rows.accumulation, format!("{rows} rows per step{ranks}, one loss denominator over all of them"))
+    let by = if made.wish.recipe.leaves_rows_open() { " by the size of the data" } else { "" };
+    Chosen::new(
+        made.rows.accumulation,
+        format!("{} per step{by}{ranks}, one loss denominator over all of them", counted(rows, "row")),
+    )
 }
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use crate::plan::fixtures::resolve;
+    use crate::plan::fixtures::{Example, resolve};
+
+    #[test]
+    fn a_recipe_without_epochs_reads_small_data_several_times_and_its_own_number_stands() {
+        let steps = |changes: &[&str]| resolve(changes).unwrap().steps;
+        // 100 rows in steps of 1, 2, 10 and 50.
+        let rows = ["1", "2", "10", "50"].map(|rows| format!("train.micro_batch_size={rows}"));
+        let by_size = rows.map(|rows| steps(&["train.epochs=", &rows]));
+        assert_eq!(by_size.each_ref().map(|steps| steps.value), [200, 150, 100, 20]);
+        let why = &by_size[0].reason;
+        assert!(
+            why.starts_with("2 epochs of 100 rows, 1 rows per step") && why.contains("train.epochs is open"),
+            "{why}"
+        );
+        assert_eq!((steps(&["train.epochs=1"]).value, steps(&["train.steps=7"]).value), (100, 7));
+        assert_eq!(steps(&["train.epochs=", "init=random", "lora="]).value, 100, "pretraining reads its data once");
+        assert_eq!(Example::new(&[], 80, 512).plan().steps.value, 600, "large data is read once");
+    }
 
     #[test]
     fn intervals_in_epochs_become_whole_steps_and_warmup_is_rounded_up() {

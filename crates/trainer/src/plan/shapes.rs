@@ -49,6 +49,8 @@ pub(super) struct Basis<'a> {
     pub(super) compute: FloatType,
     pub(super) dense: BTreeSet<String>,
     divided: DividedBytes,
+    /// Format of the sums of gradients of parameters in bf16.
+    gradients: FloatType,
     micro_batch_size: usize,
 }
 
@@ -70,12 +72,21 @@ impl<'a> Basis<'a> {
         let of_frozen = fp8::half(wish, case).map_or(compute, |half| half.value.of_frozen(compute));
         let base = adapter::storage(config, of_frozen);
         let storage = Storage { base, lora: wish.lora.as_ref(), compute: of_frozen, dense: &dense };
-        let divided = divided::divided_bytes(config.train.zero_stage, ranks, spec, storage, trained);
+        let divided = divided::divided_bytes(config.train.zero_stage, ranks, spec, storage, FloatType::F32, trained);
         let stated = largest_share(config, trained, ranks);
         let tokens = (micro_batch_size * wish.data.row_len) as u64;
         let gemms = fp8::gemms(wish, case, tokens, divided.weights_elsewhere > 0)?;
         let format = gemms.value;
-        Ok((Self { wish, base, gemms: format, stated, compute, dense, divided, micro_batch_size }, gemms))
+        let gradients = FloatType::F32;
+        Ok((Self { wish, base, gemms: format, stated, compute, dense, divided, gradients, micro_batch_size }, gemms))
+    }
+
+    /// Sums the gradients of parameters in bf16 in this format. `trained`: the tensors that train.
+    pub(super) fn sum_in(&mut self, sums: FloatType, trained: &[TensorSpec]) {
+        let (config, spec, ranks) = (self.wish.recipe, &self.wish.model.spec, self.wish.world_size);
+        let storage = Storage { base: self.base, lora: None, compute: self.compute, dense: &self.dense };
+        self.divided = divided::divided_bytes(config.train.zero_stage, ranks, spec, storage, sums, trained);
+        self.gradients = sums;
     }
 
     /// Returns how the model is trained when layers save and offload this, with all optimizer state on the device and no converted weights kept.
@@ -89,6 +100,7 @@ impl<'a> Basis<'a> {
             gemms: self.gemms,
             shared_bytes: case.shared_bytes(),
             has_wgmma: case.has_wgmma(),
+            gradients: self.gradients,
             kept_bytes: [0; 2],
             optimizer_bytes: optimizer(config).state_bytes(&self.stated),
             paged_bytes: 0,
@@ -104,6 +116,7 @@ impl<'a> Basis<'a> {
             evaluation: answers::evaluation(self.wish),
             divided: self.divided,
             pairs: adapter::passes(config),
+            deterministic: config.train.deterministic,
         }
     }
 }
@@ -117,6 +130,7 @@ pub(super) fn optimizer(config: &RunConfig) -> OptimizerConfig {
         beta2: train.adam_beta2,
         epsilon: train.adam_epsilon,
         weight_decay: train.weight_decay,
+        weights: train.weights,
         max_grad_norm: None,
     }
 }

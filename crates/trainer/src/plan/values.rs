@@ -1,6 +1,6 @@
 //! Converts the plan to the types of the crates below, and to text.
 
-use firebrick_optim::{OptimizerConfig, Schedule};
+use firebrick_optim::{OptimizerConfig, Schedule, TrainedWeights};
 use serde_json::{Map, Value};
 
 use crate::chosen::OnResume;
@@ -15,6 +15,7 @@ impl Plan {
             beta2: self.train.adam_beta2.value,
             epsilon: self.train.adam_epsilon.value,
             weight_decay: self.train.weight_decay.value,
+            weights: self.trained_weights.as_ref().map_or_else(TrainedWeights::default, |weights| weights.value),
             max_grad_norm: Some(self.train.max_grad_norm.value).filter(|norm| *norm > 0.0),
         }
     }

@@ -2,16 +2,19 @@
 //!
 //! Trade-off: limits are rules of thumb; impossible settings are refused elsewhere.
 
-use firebrick_arch::Mixer;
+use firebrick_arch::{Mixer, counted};
 use firebrick_kernels::BackendKind;
 use firebrick_kernels::delta::has_cuda_kernels;
 
-use crate::config::{RunConfig, ZeroStage};
-use crate::plan::Made;
+use crate::config::{RunConfig, SourceConfig, ZeroStage};
 use crate::plan::wish::Wish;
+use crate::plan::{Made, size};
 
 /// The highest learning rate without a warning: a hundred times a usual rate of adapters.
 const HIGH_RATE: f64 = 0.02;
+
+/// Runs of fewer steps hardly change a model.
+const FEW_STEPS: u64 = 10;
 
 /// Returns sentences about such settings of a recipe.
 pub(super) fn of(made: &Made<'_>) -> Vec<String> {
@@ -19,8 +22,10 @@ pub(super) fn of(made: &Made<'_>) -> Vec<String> {
     let all = [
         positions(made.wish),
         step(made),
+        few_steps(made),
         zero_stage(made.wish),
         learning_rate(config),
+        held_out(config),
         delta_rule(made),
         made.memory.warning.clone(),
     ];
@@ -29,30 +34,54 @@ pub(super) fn of(made: &Made<'_>) -> Vec<String> {
 
 /// Warns if a step has more rows than the data: it computes some of them several times.
 fn step(made: &Made<'_>) -> Option<String> {
-    let Wish { recipe: config, world_size, .. } = *made.wish;
+    let Wish { rows_per_step, world_size, .. } = *made.wish;
     let (of_step, rows) = (made.rows_per_step(), made.wish.data.rows);
     let (times, most) = (of_step as f64 / rows as f64, (rows / world_size).max(1));
-    let what = match config.train.rows_per_step {
+    let what = match rows_per_step {
         Some(_) => format!("train.rows_per_step to {}", most * world_size),
         None => format!("train.micro_batch_size x train.gradient_accumulation to {most}"),
     };
     (of_step > rows).then(|| {
-        format!("a step has {of_step} rows and the data has {rows}: each is in it {times:.1} times; set {what} or less")
+        let of_step = counted(of_step, "row");
+        format!("a step has {of_step} and the data has {rows}: each is in it {times:.1} times; set {what} or less")
     })
 }
 
-/// Warns if documents, or their maximum length, exceed what the model was made for.
+/// Warns if passes over the data are so few, or steps so large, that the run is over before anything is learned.
+fn few_steps(made: &Made<'_>) -> Option<String> {
+    let (config, steps, rows) = (made.wish.recipe, made.steps.value, made.wish.data.rows);
+    let of_step = made.rows_per_step();
+    // Steps that the recipe counts are meant, and a step with more rows than the data has a warning of its own.
+    let is_meant = config.train.steps.is_some() || config.grpo.is_some() || of_step > rows;
+    let epochs = size::epochs(rows, of_step);
+    (steps < FEW_STEPS && !is_meant).then(|| {
+        let smaller = if of_step > 1 { format!(", or fewer rows per step than {of_step}") } else { String::new() };
+        format!(
+            "the whole run takes only {steps} steps, in which little is learned: set train.epochs to {epochs}{smaller}"
+        )
+    })
+}
+
+/// Warns if documents exceed what the model was made for. Positions count within a document, so longer rows are no reason.
 fn positions(wish: &Wish<'_>) -> Option<String> {
-    let (config, positions) = (wish.recipe, wish.model.spec.max_position_embeddings);
-    let longest = wish.data.longest_document;
-    let what = match (longest > positions, config.max_seq_len > positions) {
-        (true, _) => format!("the longest document has {longest} tokens"),
-        (false, true) => format!("max_seq_len is {} and the longest document has {longest} tokens", config.max_seq_len),
-        (false, false) => return None,
-    };
+    let (longest, positions) = (wish.data.longest_document, wish.model.spec.max_position_embeddings);
+    (longest > positions).then(|| {
+        format!(
+            "the longest document has {longest} tokens, but the model is made for {positions} (max_position_embeddings in its \
+             config.json): beyond them it has learned nothing; lower max_seq_len, or give the config a rope_scaling"
+        )
+    })
+}
+
+/// Warns if the data to evaluate on is trained on.
+fn held_out(config: &RunConfig) -> Option<String> {
+    let trained = config.data.training_sources();
+    let parts = |source: &SourceConfig| (source.path.clone(), source.config.clone(), source.split.clone());
+    let held_out = config.data.held_out_sources();
+    let same = held_out.iter().find(|source| trained.iter().any(|other| parts(other) == parts(source)))?;
     Some(format!(
-        "{what}, but the model is made for {positions} (max_position_embeddings in its config.json): beyond them it has learned \
-         nothing; lower max_seq_len, or give the config a rope_scaling"
+        "{} is trained on and evaluated on: its held-out loss says nothing about other data; set data.eval_fraction instead",
+        same.path
     ))
 }
 
@@ -102,7 +131,11 @@ mod tests {
 
     #[test]
     fn settings_that_hardly_anybody_means_are_warned_of() {
-        assert!(warning(&["max_seq_len=129"]).starts_with("max_seq_len is 129 and the longest document has 20 tokens"));
+        let same = warning(&["data.path=a.jsonl", "data.eval_path=a.jsonl"]);
+        assert!(
+            same.starts_with("a.jsonl is trained on and evaluated on") && same.contains("data.eval_fraction"),
+            "{same}"
+        );
         assert!(warning(&["train.zero_stage=3"]).starts_with("train.zero_stage = 3 divides nothing on one rank"));
         let rate = warning(&["train.learning_rate=0.05"]);
         assert!(rate.starts_with("train.learning_rate = 0.05 is above 0.02, and the default is 2e-4"), "{rate}");
@@ -120,12 +153,27 @@ mod tests {
         warned(2, &["train.micro_batch_size=64"], "a step has 128 rows", "train.gradient_accumulation to 50 or less");
         let auto = ["train.micro_batch_size=auto", "train.rows_per_step=102"];
         warned(3, &auto, "a step has 102 rows", "set train.rows_per_step to 99 or less");
-        assert_eq!(resolve(&["train.micro_batch_size=100"]).unwrap().warnings, [""; 0]);
+        assert_eq!(resolve(&["train.micro_batch_size=100", "train.steps=10"]).unwrap().warnings, [""; 0]);
+    }
+
+    #[test]
+    fn a_run_that_is_over_after_a_handful_of_steps_is_warned_of_with_what_to_set() {
+        let few = warning(&["train.micro_batch_size=25"]);
+        let start =
+            "the whole run takes only 4 steps, in which little is learned: set train.epochs to 10, or fewer rows";
+        assert!(few.starts_with(start) && few.ends_with("than 25"), "{few}");
+        let part = warning(&["train.epochs=0.05"]);
+        assert!(part.contains("only 5 steps") && part.ends_with("set train.epochs to 2"), "{part}");
+        for meant in
+            [&["train.steps=3"][..], &["train.micro_batch_size=25", "train.epochs="], &["train.micro_batch_size=10"]]
+        {
+            assert_eq!(resolve(meant).unwrap().warnings, [""; 0], "{meant:?}");
+        }
     }
 
     #[test]
     fn what_is_usual_is_not_warned_of() {
-        let usual = ["max_seq_len=128", "train.learning_rate=0.02", "train.zero_stage=0"];
+        let usual = ["max_seq_len=129", "train.learning_rate=0.02", "train.zero_stage=0"];
         assert_eq!(resolve(&usual).unwrap().warnings, [""; 0]);
         assert_eq!(resolve_for(TINY, 2, &["train.zero_stage=3"]).unwrap().warnings, [""; 0]);
     }

@@ -5,10 +5,12 @@
 
 use firebrick_arch::{ArchError, LoraConfig, ModelConfig};
 use firebrick_kernels::Recompute;
+use firebrick_precision::FloatType;
 
 use crate::config::{Auto, RunConfig};
 use crate::error::RunError;
 use crate::plan::inputs::{DataShape, PlanInputs};
+use crate::plan::size;
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
@@ -28,6 +30,10 @@ pub(super) struct Wish<'a> {
     pub(super) offload: Option<bool>,
     pub(super) kept_weights_bytes: Auto<u64>,
     pub(super) micro_batch_size: Auto<usize>,
+    /// Format of the sums of gradients of parameters in bf16; `None`: the plan decides.
+    pub(super) gradients: Option<FloatType>,
+    /// Over all ranks; `None`: those of the micro-batches.
+    pub(super) rows_per_step: Option<usize>,
 }
 
 impl<'a> Wish<'a> {
@@ -35,7 +41,9 @@ impl<'a> Wish<'a> {
     pub(super) fn new(inputs: &PlanInputs<'a>) -> Result<Self, RunError> {
         let &PlanInputs { config: recipe, model, data, world_size, request, .. } = inputs;
         let (train, decided) = (&recipe.train, request.decided);
-        let divides = |rows: &usize| train.rows_per_step.is_some_and(|all| all.is_multiple_of(rows * world_size));
+        let by_size = || recipe.leaves_rows_open().then(|| size::rows_per_step(data.rows, world_size));
+        let rows_per_step = train.rows_per_step.or_else(by_size);
+        let divides = |rows: &usize| rows_per_step.is_some_and(|all| all.is_multiple_of(rows * world_size));
         let rows = decided.map(|decided| decided.micro_batch_size).filter(divides);
         let memory = decided.filter(|_| recipe.recompute().is_none());
         let kept = train.kept_weights_gib.given().map(bytes);
@@ -51,6 +59,8 @@ impl<'a> Wish<'a> {
                 .or(memory.filter(|memory| memory.recompute.may_offload()).map(|memory| memory.offload)),
             kept_weights_bytes: kept.or(memory.and_then(|memory| memory.kept_weights_bytes)).into(),
             micro_batch_size: train.micro_batch_size.given().or(rows).into(),
+            gradients: train.gradients.given().or(decided.and_then(|decided| decided.gradients)),
+            rows_per_step,
         })
     }
 
@@ -89,6 +99,7 @@ mod tests {
             offload: true,
             kept_weights_bytes: Some((5 << 30) + 1),
             micro_batch_size: 4,
+            gradients: None,
         };
         let resumed = |changes: &[&str]| {
             let example = Example::new(changes, 80, 512);
@@ -109,5 +120,6 @@ mod tests {
         let rows = |all: &str| resumed(&["train.micro_batch_size=auto", all]).3;
         assert_eq!(rows("train.rows_per_step=24"), Auto::Given(4));
         assert_eq!(rows("train.rows_per_step=12"), Auto::Auto, "two ranks have six rows each");
+        assert_eq!(rows("train.rows_per_step="), Auto::Given(4), "4,800 rows make steps of 16");
     }
 }

@@ -48,46 +48,34 @@ impl FromStr for GpuCount {
 /// # Errors
 /// The option does not fit the backend, or the machine has fewer GPUs; a backend that cannot be used.
 pub fn requested(choice: BackendChoice, gpus: Option<GpuCount>, ranks: Option<usize>) -> Result<usize, RunError> {
-    let refused = |option: String, problem: String| Err(RunError::Refused(format!("{option}: {problem}")));
-    match (gpus, ranks) {
-        (None, None) => Ok(1),
-        (None, Some(ranks)) => match choose_backend(choice, &HardwareProfile::detect())?.value {
-            BackendKind::Cuda if ranks > 1 => {
-                refused(format!("--ranks {ranks}"), format!("backend cuda takes one rank per GPU: use --gpus {ranks}"))
-            }
-            _ => Ok(ranks),
-        },
-        (Some(gpus), _) => {
-            let option = match gpus {
-                GpuCount::All => "--gpus all".to_owned(),
-                GpuCount::Number(number) => format!("--gpus {number}"),
-            };
-            let backend = choose_backend(choice, &HardwareProfile::detect())?.value;
-            if backend != BackendKind::Cuda {
-                return refused(
-                    option,
-                    match choice {
-                        Auto::Auto => "no NVIDIA card that CUDA can use was found (`doctor` says why); \
-                                                on the CPU use --ranks N for several processes"
-                            .to_owned(),
-                        Auto::Given(_) => {
-                            format!(
-                                "backend {backend} does not drive several GPUs: use --ranks N for several processes"
-                            )
-                        }
-                    },
-                );
-            }
-            let there = BackendKind::Cuda.devices();
-            match gpus {
-                GpuCount::All => Ok(there.max(1)),
-                GpuCount::Number(number) if number <= there => Ok(number),
-                GpuCount::Number(_) => {
-                    refused(option, format!("this process sees {there} GPUs (nvidia-smi -L, CUDA_VISIBLE_DEVICES)"))
-                }
-            }
+    let option = match (gpus, ranks) {
+        (None, None) => return Ok(1),
+        (None, Some(ranks)) => format!("--ranks {ranks}"),
+        (Some(GpuCount::All), _) => "--gpus all".to_owned(),
+        (Some(GpuCount::Number(number)), _) => format!("--gpus {number}"),
+    };
+    let backend = choose_backend(choice, &HardwareProfile::detect())?.value;
+    let there = if backend == BackendKind::Cuda { backend.devices() } else { 0 };
+    let problem = match (gpus, ranks.unwrap_or(1)) {
+        (None, ranks) if ranks > 1 && backend == BackendKind::Cuda => {
+            format!("backend cuda takes one rank per GPU: use --gpus {ranks}")
         }
-    }
+        (None, ranks) => return Ok(ranks),
+        (Some(_), _) if backend != BackendKind::Cuda => match choice {
+            Auto::Auto => "no NVIDIA card that CUDA can use was found (`doctor` says why); \
+                           on the CPU use --ranks N for several processes"
+                .to_owned(),
+            Auto::Given(_) => {
+                format!("backend {backend} does not drive several GPUs: use --ranks N for several processes")
+            }
+        },
+        (Some(GpuCount::All), _) => return Ok(there.max(1)),
+        (Some(GpuCount::Number(number)), _) if number <= there => return Ok(number),
+        (Some(GpuCount::Number(_)), _) => {
+            format!("this process sees {there} GPUs (nvidia-smi -L, CUDA_VISIBLE_DEVICES)")
+        }
+    };
+    Err(RunError::Refused(format!("{option}: {problem}")))
 }
 
 /// Whether this process is a rank that [`run_supervised`] started.

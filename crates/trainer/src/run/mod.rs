@@ -17,4 +17,5 @@ pub use prepare::{data_sets, plan_for, together};
 pub use step::{assemble, evaluate, preference};
 pub use text::{chat_settings, end_of_turn, generate, sampling, text_stream, verify};
 pub use train_loop::launch::{RunOptions, reading_data, run};
+pub use train_loop::replay::replay;
 pub use train_loop::{ReportWriter, trace};

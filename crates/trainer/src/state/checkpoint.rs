@@ -6,17 +6,16 @@
 //!
 //! `checkpoint_folder` makes the folder complete or absent; this file defines its content.
 
-use std::borrow::Cow;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{env, fs, thread};
 
 use firebrick_arch::LoraConfig;
 use firebrick_data::Cursor;
 use firebrick_kernels::Kernels;
 use firebrick_model::{CollectedWeights, Companions, Decoder, HfFolder};
-use firebrick_optim::{HostTensor, LossScaleState, Optimizer, StateDict};
+use firebrick_optim::{LossScaleState, Optimizer};
 use firebrick_precision::FloatType;
-use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
@@ -24,7 +23,9 @@ use crate::metrics::Evaluation;
 use crate::plan::DecidedMemory;
 use crate::state::best::Best;
 use crate::state::checkpoint_folder::{CheckpointWriter, Keep, make_room};
+use crate::state::guard::Guard;
 use crate::state::identity::{RunIdentity, RunSettings};
+use crate::state::optimizer_file::{read_optimizer, state_bytes, write_from_device, write_held};
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::storage::StorageError;
 
@@ -57,6 +58,9 @@ pub struct RunState {
     pub rounds: Option<RoundTimes>,
     /// The state of dynamic loss scaling; `None` without it.
     pub loss_scale: Option<LossScaleState>,
+    /// What is remembered of the numbers of earlier steps, to judge those of the next ones.
+    #[serde(default, skip_serializing_if = "Guard::is_empty")]
+    pub guard: Guard,
     /// Mean losses of the last steps, oldest first: the summary's training loss.
     pub last_losses: Vec<f64>,
     /// The evaluation before the first step.
@@ -120,13 +124,18 @@ impl SavedWeights {
         base: Option<&HfFolder>,
     ) -> Result<PathBuf, RunError> {
         let companions = Some(&self.companions);
-        let path = folder.join(if self.adapter.is_some() { ADAPTER } else { MODEL });
+        let path = self.path_in(folder);
         let written = match &self.adapter {
             Some(config) => model.save_adapter(&path, config, companions),
             None => model.save_model(collected, &path, dtype, companions, base),
         };
         written.map_err(|error| RunError::from(error).of_disk(folder))?;
         Ok(path)
+    }
+
+    /// Returns the path of the weights in a folder.
+    pub(crate) fn path_in(&self, folder: &Path) -> PathBuf {
+        folder.join(if self.adapter.is_some() { ADAPTER } else { MODEL })
     }
 
     /// Gives a model the weights of a checkpoint.
@@ -158,27 +167,56 @@ pub struct Snapshot<'a, B: Kernels> {
     pub texts: &'a [(&'a str, String)],
 }
 
+/// Writes what is left of a checkpoint that has begun; other ranks may add their parts before it is committed. It needs no device, so any thread can
+/// call it. After an error nothing of the checkpoint is left.
+pub type Finish = Box<dyn FnOnce() -> Result<CheckpointWriter, RunError> + Send>;
+
 impl<B: Kernels> Snapshot<'_, B> {
-    /// Writes a checkpoint. `keep` are those that stay until it is complete; other ranks may add their parts before it is committed.
+    /// Begins a checkpoint. `keep` are those that stay until it is complete. If steps go on, what they will change is copied to host memory, except
+    /// for optimizer state of which a part waits there already: it is written now, as all is if steps wait, with one tensor in host memory at a
+    /// time.
     ///
     /// # Errors
     /// A disk that is full or refuses; nothing of the checkpoint is left then.
-    pub fn write(self, run_folder: &Path, keep: Keep) -> Result<CheckpointWriter, RunError> {
+    pub fn begin(self, run_folder: &Path, keep: Keep, steps_go_on: bool) -> Result<Finish, RunError> {
         let parameters = self.model.parameters();
-        let optimizer = self.optimizer.save();
-        let state_bytes: usize = optimizer.values().map(|tensor| StoredTensor::new(tensor).data_len()).sum();
         let parameter_bytes: usize = parameters.iter().map(|parameter| 4 * parameter.elements()).sum();
-        let bytes = (state_bytes + parameter_bytes) as u64;
+        let bytes = state_bytes(self.optimizer) + parameter_bytes as u64;
         make_room(run_folder, bytes, keep)?;
         let writer = CheckpointWriter::begin(run_folder, self.state.step, bytes)?;
-        self.weights.write(self.model, self.collected, &writer.file(""), FloatType::F32, None)?;
-        write_optimizer(&writer.file(OPTIMIZER), &optimizer, state_bytes as u64)?;
-        let state = serde_json::to_string_pretty(self.state).expect("a state of plain fields is expressible as JSON");
-        writer.write(STATE, state.as_bytes())?;
-        for (name, text) in self.texts {
-            writer.write(name, text.as_bytes())?;
+        let SavedWeights { adapter, companions } = self.weights;
+        let weights = steps_go_on.then(|| self.model.snapshot(adapter.as_ref(), companions));
+        if !steps_go_on {
+            self.weights.write(self.model, self.collected, &writer.file(""), FloatType::F32, None)?;
         }
-        Ok(writer)
+        let held = (steps_go_on && self.optimizer.paged_bytes() == 0).then(|| self.optimizer.save());
+        if held.is_none() {
+            write_from_device(&writer.file(OPTIMIZER), self.optimizer)?;
+        }
+        let path = self.weights.path_in(&writer.file(""));
+        let state = serde_json::to_string_pretty(self.state).expect("a state of plain fields is expressible as JSON");
+        let texts = self.texts.iter().map(|(name, text)| ((*name).to_owned(), text.clone()));
+        let texts: Vec<_> = texts.chain([(STATE.to_owned(), state)]).collect();
+        Ok(Box::new(move || -> Result<CheckpointWriter, RunError> {
+            if let Some(write) = weights {
+                write(&path).map_err(|error| RunError::from(error).of_disk(&writer.file("")))?;
+            }
+            wait_as_for_a_slow_disk();
+            if let Some(state) = held {
+                write_held(&writer.file(OPTIMIZER), &state)?;
+            }
+            for (name, text) in texts {
+                writer.write(&name, text.as_bytes())?;
+            }
+            Ok(writer)
+        }))
+    }
+}
+
+/// Waits for the milliseconds in `FIREBRICK_SAVE_DELAY_MS` in the middle of a checkpoint: tests imitate a slow disk.
+fn wait_as_for_a_slow_disk() {
+    if let Some(delay) = env::var("FIREBRICK_SAVE_DELAY_MS").ok().and_then(|delay| delay.parse().ok()) {
+        thread::sleep(Duration::from_millis(delay));
     }
 }
 
@@ -192,10 +230,8 @@ pub fn save_part<B: Kernels>(
     rank: usize,
     optimizer: &Optimizer<B>,
 ) -> Result<(), RunError> {
-    let state = optimizer.save();
-    let bytes: usize = state.values().map(|tensor| StoredTensor::new(tensor).data_len()).sum();
     let file = CheckpointWriter::unfinished(run_folder, step).join(format!("{OPTIMIZER_PART}{rank}.safetensors"));
-    Ok(write_optimizer(&file, &state, bytes as u64)?)
+    Ok(write_from_device(&file, optimizer)?)
 }
 
 /// Reads a checkpoint's state.
@@ -280,49 +316,6 @@ pub fn restore<B: Kernels>(
     Ok(())
 }
 
-/// A state tensor that safetensors writes one at a time, so that the bytes of all tensors never exist at once.
-struct StoredTensor<'a> {
-    tensor: &'a HostTensor,
-    shape: [usize; 1],
-}
-
-impl<'a> StoredTensor<'a> {
-    fn new(tensor: &'a HostTensor) -> Self {
-        let elements = match tensor {
-            HostTensor::F32(values) => values.len(),
-            HostTensor::U8(codes) => codes.len(),
-        };
-        Self { tensor, shape: [elements] }
-    }
-}
-
-impl View for StoredTensor<'_> {
-    fn dtype(&self) -> Dtype {
-        match self.tensor {
-            HostTensor::F32(_) => Dtype::F32,
-            HostTensor::U8(_) => Dtype::U8,
-        }
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        match self.tensor {
-            HostTensor::F32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>().into(),
-            HostTensor::U8(codes) => codes.as_slice().into(),
-        }
-    }
-
-    fn data_len(&self) -> usize {
-        match self.tensor {
-            HostTensor::F32(values) => 4 * values.len(),
-            HostTensor::U8(codes) => codes.len(),
-        }
-    }
-}
-
 /// Returns the files of other ranks, sorted by name.
 fn optimizer_parts(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
     let listed = fs::read_dir(folder).map_err(|source| StorageError::io("list", folder, source))?;
@@ -332,55 +325,4 @@ fn optimizer_parts(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
     let mut parts: Vec<PathBuf> = listed.flatten().map(|entry| entry.path()).filter(is_part).collect();
     parts.sort();
     Ok(parts)
-}
-
-fn write_optimizer(path: &Path, state: &StateDict, bytes: u64) -> Result<(), StorageError> {
-    let views = state.iter().map(|(name, tensor)| (name, StoredTensor::new(tensor)));
-    safetensors::serialize_to_file(views, None, path).map_err(|error| match error {
-        SafeTensorError::IoError(source) => StorageError::writing(path, bytes, source),
-        other => unreachable!("the shapes of flat tensors are those of their bytes: {other}"),
-    })
-}
-
-fn read_optimizer(path: &Path) -> Result<StateDict, RunError> {
-    let damaged = |problem: String| StorageError::Damaged { path: path.to_owned(), problem };
-    let bytes = fs::read(path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
-    let file =
-        SafeTensors::deserialize(&bytes).map_err(|error| damaged(format!("is not a safetensors file: {error}")))?;
-    let tensors = file.tensors().into_iter().map(|(name, view)| match view.dtype() {
-        Dtype::F32 => {
-            let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes")));
-            Ok((name, HostTensor::F32(values.collect())))
-        }
-        Dtype::U8 => Ok((name, HostTensor::U8(view.data().to_vec()))),
-        other => Err(damaged(format!("stores `{name}` as {other:?}, which no optimizer of ours writes")).into()),
-    });
-    tensors.collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn optimizer_state_reads_back_bit_for_bit() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(OPTIMIZER);
-        let state: StateDict = [
-            ("a.exp_avg".to_owned(), HostTensor::F32(vec![1.5, -0.0, f32::MIN_POSITIVE])),
-            ("a.exp_avg.codes".to_owned(), HostTensor::U8(vec![0, 255, 7])),
-        ]
-        .into();
-        write_optimizer(&path, &state, 15).unwrap();
-        assert_eq!(read_optimizer(&path).unwrap(), state);
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn full_disk_is_a_clear_error() {
-        let state: StateDict = [("a".to_owned(), HostTensor::F32(vec![1.0; 4096]))].into();
-        // Linux answers every write to /dev/full like a full disk.
-        let error = write_optimizer(Path::new("/dev/full"), &state, 16384).unwrap_err();
-        assert!(matches!(error, StorageError::DiskFull { needed: 16384, .. }), "{error}");
-    }
 }

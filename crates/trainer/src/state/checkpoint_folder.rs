@@ -130,11 +130,12 @@ pub fn checkpoint_of(run_folder: &Path, step: u64) -> PathBuf {
     run_folder.join(CHECKPOINTS).join(format!("{PREFIX}{step}"))
 }
 
-/// Returns the folders named like checkpoints that have no manifest, oldest first. A checkpoint gets its name only with a manifest in it, so
-/// something has removed the manifest.
-pub fn without_manifest(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let mut found = named(&run_folder.join(CHECKPOINTS))?;
-    found.retain(|(_, path)| path.is_dir() && !Manifest::is_in(path));
+/// Returns the folders named like checkpoints that are not complete, oldest first: of a process that ended while it wrote one, and without their
+/// manifest. A checkpoint gets its name only with a manifest in it, so something has removed that.
+pub fn incomplete(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
+    let step = |name: &str| name.strip_suffix(UNFINISHED).unwrap_or(name).parse().ok();
+    let mut found = by_step(&run_folder.join(CHECKPOINTS), step)?;
+    found.retain(|(_, path)| path.is_dir() && (path.extension().is_some() || !Manifest::is_in(path)));
     Ok(found)
 }
 
@@ -275,17 +276,6 @@ mod tests {
 
     fn names(paths: Vec<PathBuf>) -> Vec<String> {
         paths.iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
-    }
-
-    #[test]
-    fn a_committed_checkpoint_is_the_latest() {
-        let run = tempfile::tempdir().unwrap();
-        assert_eq!(latest(run.path()).unwrap(), None);
-        let folder = save(run.path(), 9, 3);
-        save(run.path(), 10, 3);
-        assert_eq!(fs::read(folder.join("adapter/weights")).unwrap(), [1, 2, 3]);
-        let (step, newest) = latest(run.path()).unwrap().unwrap();
-        assert_eq!((step, fs::read(newest.join("state.json")).unwrap()), (10, b"10".to_vec()));
     }
 
     #[test]

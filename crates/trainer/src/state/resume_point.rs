@@ -4,9 +4,12 @@
 
 use std::path::{Path, PathBuf};
 
+use firebrick_arch::CONFIG_FILE;
+use firebrick_arch::folder::ADAPTER_CONFIG_FILE;
+
 use crate::error::RunError;
 use crate::state::checkpoint::{RunState, read_state};
-use crate::state::checkpoint_folder::{CHECKPOINTS, checkpoints, without_manifest};
+use crate::state::checkpoint_folder::{CHECKPOINTS, checkpoints, incomplete};
 use crate::state::manifest::{MANIFEST, Manifest};
 use crate::state::run_folder::{RunFolder, newest_run};
 use crate::storage::StorageError;
@@ -29,7 +32,7 @@ pub struct ResumePoint {
     pub checkpoint: PathBuf,
     /// The progress of the run there.
     pub state: RunState,
-    /// Sentences about damaged checkpoints that were skipped.
+    /// Sentences about newer checkpoints that were skipped, because they are damaged or were never complete.
     pub notes: Vec<String>,
 }
 
@@ -44,6 +47,9 @@ impl ResumePoint {
             ResumeFrom::Newest => newest_run(output_dir, name)?,
             ResumeFrom::Named(path) if Manifest::is_in(path) => return Self::at_checkpoint(path),
             ResumeFrom::Named(path) if path.join(CHECKPOINTS).is_dir() => path.clone(),
+            ResumeFrom::Named(path) if result_in(path).is_some() => return Err(is_result(path)),
+            // A path, which stands for itself, or the name of a run.
+            ResumeFrom::Named(path) if path.components().count() > 1 => path.clone(),
             ResumeFrom::Named(name) => output_dir.join(name),
         };
         let folder = RunFolder::reopen(&run)?;
@@ -51,7 +57,7 @@ impl ResumePoint {
         for (_, checkpoint) in checkpoints(&run)?.into_iter().rev() {
             match verified(&checkpoint) {
                 Ok(state) => {
-                    let incomplete = without_manifest(&run)?.into_iter().filter(|(step, _)| *step > state.step);
+                    let incomplete = incomplete(&run)?.into_iter().filter(|(step, _)| *step > state.step);
                     let notes =
                         damaged.into_iter().chain(incomplete.map(|(_, path)| (path.clone(), no_manifest(&path))));
                     let notes = notes.map(|(path, error)| passed_over(&path, &error, &checkpoint)).collect();
@@ -79,6 +85,25 @@ impl ResumePoint {
     }
 }
 
+/// Returns what a run saves as its result, if a folder is that.
+fn result_in(path: &Path) -> Option<&'static str> {
+    let kinds = [("adapter", ADAPTER_CONFIG_FILE), ("model", CONFIG_FILE)];
+    kinds.into_iter().find(|(_, file)| path.join(file).is_file()).map(|(what, _)| what)
+}
+
+/// Returns the error for the result of a run in place of the run.
+fn is_result(path: &Path) -> RunError {
+    let (what, shown) = (result_in(path).unwrap_or("model"), path.display());
+    let advice = match path.parent().filter(|run| run.join(CHECKPOINTS).is_dir()) {
+        Some(run) => format!("its run is --resume {}", run.display()),
+        None if what == "adapter" => format!("a new run starts from it with --set lora.init_from={shown}"),
+        None => format!("a new run starts from it with --set model={shown}"),
+    };
+    RunError::Refused(format!(
+        "--resume {shown}: these are the weights of the {what} that a run saved, not the run; {advice}"
+    ))
+}
+
 /// Verifies the files of a checkpoint, then reads its state.
 fn verified(checkpoint: &Path) -> Result<RunState, StorageError> {
     Manifest::check(checkpoint)?;
@@ -90,50 +115,31 @@ fn no_manifest(checkpoint: &Path) -> StorageError {
 }
 
 fn passed_over(checkpoint: &Path, error: &StorageError, older: &Path) -> String {
-    let (checkpoint, older, problem) = (checkpoint.display(), older.display(), error.problem());
-    format!("checkpoint {checkpoint} is damaged ({problem}); the run continues from {older}")
+    let problem = match checkpoint.extension() {
+        Some(_) => "was still being written when the run ended".to_owned(),
+        None => format!("is damaged ({})", error.problem()),
+    };
+    let (checkpoint, older) = (checkpoint.display(), older.display());
+    format!("checkpoint {checkpoint} {problem}; the run continues from {older}")
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
 
-    use firebrick_data::Cursor;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::metrics::Evaluation;
     use crate::state::checkpoint_folder::CheckpointWriter;
-    use crate::state::identity::RunSettings;
 
-    fn settings(learning_rate: f64, steps: u64) -> RunSettings {
-        let values = json!({"train.learning_rate": learning_rate, "train.steps": steps, "checkpoint.keep": 3});
-        serde_json::from_value(values).unwrap()
-    }
-
-    fn state(step: u64) -> RunState {
-        RunState {
-            step,
-            cursor: Cursor { epoch: 1, row: 2 },
-            loss_tokens: 10 * step,
-            date: 7,
-            wall_s: 0.25,
-            step_s: 0.125,
-            step_tokens: 9,
-            rounds: None,
-            loss_scale: None,
-            last_losses: vec![1.5],
-            before: Evaluation { loss: Some(2.0), ..Evaluation::default() },
-            evaluation_is_due: false,
-            best: None,
-            samples_before: vec!["a".to_owned()],
-            base_hash: Some(u64::MAX),
-            reference: None,
-            decided: None,
-            length_group: None,
-            identity: serde_json::from_value(json!({"seed": 0, "data": "rows 1"})).unwrap(),
-            settings: settings(1e-4, 9),
-        }
+    fn state(step: u64) -> Value {
+        json!({
+            "step": step, "cursor": {"epoch": 1, "row": 2}, "loss_tokens": 10 * step, "date": 7, "wall_s": 0.25,
+            "step_s": 0.125, "step_tokens": 9, "loss_scale": {"scale": 1.0, "good_steps": 1, "skipped_steps": 0},
+            "last_losses": [1.5], "before": {"loss": 2.0, "token_accuracy": null, "exact_match": null},
+            "evaluation_is_due": false, "samples_before": ["a"], "base_hash": u64::MAX,
+            "identity": {"seed": 0, "data": "rows 1"}, "settings": {"train.learning_rate": 1e-4, "train.steps": 9},
+        })
     }
 
     /// Creates a run with checkpoints after these steps.
@@ -141,7 +147,7 @@ mod tests {
         let run = RunFolder::create(output, "run").unwrap();
         for &step in steps {
             let writer = CheckpointWriter::begin(run.path(), step, 0).unwrap();
-            writer.write("state.json", &serde_json::to_vec(&state(step)).unwrap()).unwrap();
+            writer.write("state.json", state(step).to_string().as_bytes()).unwrap();
             writer.write("weights", &[step as u8; 64]).unwrap();
             writer.commit(9).unwrap();
         }
@@ -153,46 +159,36 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_found_by_name_folder_or_checkpoint() {
+    fn if_all_checkpoints_are_damaged_the_newest_is_named() {
         let output = tempfile::tempdir().unwrap();
         let folder = run(output.path(), &[1, 2]);
-        for (from, step) in [
-            (ResumeFrom::Newest, 2),
-            (ResumeFrom::Named("run".into()), 2),
-            (ResumeFrom::Named(folder.clone()), 2),
-            (ResumeFrom::Named(folder.join("checkpoints/step-1")), 1),
-        ] {
-            let point = open(&from, output.path()).unwrap();
-            assert_eq!((point.state, point.notes), (state(step), Vec::new()), "{from:?}");
-            assert_eq!(point.folder.name(), "run");
+        for step in [1, 2] {
+            fs::write(folder.join(format!("checkpoints/step-{step}/weights")), [0; 63]).unwrap();
         }
-        assert!(open(&ResumeFrom::Named("other".into()), output.path()).unwrap_err().contains("no such folder"));
+        let message = open(&ResumeFrom::Newest, output.path()).unwrap_err();
+        assert!(message.contains("step-2/weights` has 63 bytes, expected 64"), "{message}");
     }
 
     #[test]
-    fn a_damaged_checkpoint_leads_to_the_older_one() {
+    fn what_a_run_saved_is_not_the_run() {
         let output = tempfile::tempdir().unwrap();
-        let folder = run(output.path(), &[1, 2]);
-        let weights = |step: u64| folder.join(format!("checkpoints/step-{step}/weights"));
-        fs::write(weights(2), [2; 63]).unwrap();
-        let point = open(&ResumeFrom::Newest, output.path()).unwrap();
-        assert_eq!(point.state.step, 1);
-        let [note] = &point.notes[..] else { panic!("one note: {:?}", point.notes) };
-        assert!(note.contains("step-2/weights` has 63 bytes, expected 64") && note.contains("step-1"), "{note}");
-        drop(point);
-        let named = ResumeFrom::Named(folder.join("checkpoints/step-2"));
-        assert!(open(&named, output.path()).unwrap_err().contains("has 63 bytes"));
-        fs::write(weights(1), [9; 64]).unwrap();
-        assert!(open(&ResumeFrom::Newest, output.path()).unwrap_err().contains("step-2/weights"));
-    }
-
-    #[test]
-    fn settings_that_may_change_are_reported_by_key() {
-        let saved = state(1).settings;
-        assert_eq!(saved.changes(&saved), None);
-        let now = settings(2e-4, 20);
-        let expected = "changed since the checkpoint: train.learning_rate 0.0001 -> 0.0002, train.steps 9 -> 20";
-        assert_eq!(saved.changes(&now).as_deref(), Some(expected));
+        let folder = run(output.path(), &[1]);
+        for (name, file) in
+            [("adapter", "adapter_config.json"), ("lone", "adapter_config.json"), ("full", "config.json")]
+        {
+            let place = if name == "adapter" { folder.join(name) } else { output.path().join(name) };
+            fs::create_dir_all(&place).unwrap();
+            fs::write(place.join(file), "{}").unwrap();
+            let message = open(&ResumeFrom::Named(place.clone()), output.path()).unwrap_err();
+            let advice = match name {
+                "adapter" => format!("its run is --resume {}", folder.display()),
+                "lone" => format!("--set lora.init_from={}", place.display()),
+                _ => format!("--set model={}", place.display()),
+            };
+            assert!(message.contains("not the run; ") && message.contains(&advice), "{message}");
+        }
+        let message = open(&ResumeFrom::Named("runs/nowhere".into()), output.path()).unwrap_err();
+        assert!(message.starts_with("nothing to resume in runs/nowhere: there is no such folder"), "{message}");
     }
 
     /// Saves a state as a checkpoint with a valid manifest, and opens it.
@@ -207,8 +203,9 @@ mod tests {
 
     #[test]
     fn impossible_numbers_are_refused_by_file() {
-        let good = json!(state(3));
-        assert!(reopened(&good).is_ok());
+        let good = state(3);
+        let error = reopened(&good).unwrap().state.check_cursor(Path::new("step-3"), 2).unwrap_err().to_string();
+        assert!(error.contains("cursor.row = 2") && error.contains("2 rows"), "{error}");
         for (pointer, value) in [
             ("/step", json!(4)),
             ("/cursor/epoch", json!(u64::MAX)),
@@ -221,15 +218,11 @@ mod tests {
             let error = reopened(&state).unwrap_err();
             assert!(error.contains("state.json") && error.contains(&pointer[1..].replace('/', ".")), "{error}");
         }
-        let error = state(3).check_cursor(Path::new("step-3"), 2).unwrap_err().to_string();
-        assert!(error.contains("cursor.row = 2") && error.contains("2 rows"), "{error}");
     }
 
     #[test]
     fn hostile_states_and_manifests_are_read_or_refused() {
-        let mut full = json!(state(3));
-        full["loss_scale"] = json!({ "scale": 1.0, "good_steps": 1, "skipped_steps": 0 });
-        crate::hostile_json::each_hostile(&full, |state| {
+        crate::hostile_json::each_hostile(&state(3), |state| {
             if let Ok(point) = reopened(state) {
                 assert!(point.state.step == 3 && point.state.cursor.epoch <= 1 << 31);
             }

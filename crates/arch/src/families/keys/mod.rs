@@ -81,7 +81,7 @@ impl<'a> Base<'a> {
 
     pub(super) fn layer(&self, mlp: MlpSpec, norms: LayerNorms, window: Option<usize>) -> LayerSpec {
         let attention = AttentionSpec { window, ..self.attention.clone() };
-        LayerSpec { mixer: Mixer::Attention(attention), mlp, norms }
+        LayerSpec { mixer: Mixer::Attention(attention), mlp, norms, has_scalar: false }
     }
 
     /// Builds a model of these layers with the constants of most families: norms multiply by their weights; embedding and logits are not scaled.
@@ -102,6 +102,7 @@ impl<'a> Base<'a> {
             tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
             max_position_embeddings: self.max_position_embeddings,
             initializer_range: positive_or(json, "initializer_range", 0.02)?,
+            per_layer_inputs: None,
         })
     }
 }
@@ -126,18 +127,24 @@ pub(super) fn experts(
     layers: usize,
 ) -> Result<(usize, usize), ArchError> {
     let key = if json.get(keys[0]).is_some() { keys[0] } else { keys[1] };
-    let count = in_range(json, key, json.usize(key)?.unwrap_or(absent[0]), MAX_EXPERTS)?;
+    let (count, of_token) = (json.usize(key)?.unwrap_or(absent[0]), "num_experts_per_tok");
+    checked_experts(json, [key, of_token], [count, json.usize(of_token)?.unwrap_or(absent[1])], layers)
+}
+
+/// Checks the number of experts of a layer and the number of experts per token, which stand under these keys.
+pub(super) fn checked_experts(
+    json: &JsonObject,
+    keys: [&str; 2],
+    [count, top_k]: [usize; 2],
+    layers: usize,
+) -> Result<(usize, usize), ArchError> {
+    let count = in_range(json, keys[0], count, MAX_EXPERTS)?;
     if count * layers > MAX_ALL_EXPERTS {
         let rule = format!("{layers} layers may have at most {MAX_ALL_EXPERTS} experts together");
-        return Err(json.bad(key, count, rule));
+        return Err(json.bad(keys[0], count, rule));
     }
-    let top_k = json.usize("num_experts_per_tok")?.unwrap_or(absent[1]);
     if top_k == 0 || top_k > count {
-        return Err(json.bad(
-            "num_experts_per_tok",
-            top_k,
-            format!("it must be at least 1 and at most {count}, the experts"),
-        ));
+        return Err(json.bad(keys[1], top_k, format!("it must be at least 1 and at most {count}, the experts")));
     }
     Ok((count, top_k))
 }

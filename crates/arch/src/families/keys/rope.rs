@@ -104,9 +104,22 @@ pub(in crate::families) fn partial_rope(
 pub(in crate::families) fn ropes_by_layer_type(
     json: &JsonObject,
     base: &Base<'_>,
-    [default_theta, default_local_theta]: [f64; 2],
+    default_thetas: [f64; 2],
 ) -> Result<Vec<Rope>, ArchError> {
-    let (head_dim, max_position_embeddings) = (base.attention.head_dim, base.max_position_embeddings);
+    ropes_of_heads(json, base, default_thetas, [base.attention.head_dim; 2])
+}
+
+/// Does the same as [`ropes_by_layer_type`] for heads whose width depends on the type as well.
+///
+/// # Errors
+/// Those of [`ropes_by_layer_type`].
+pub(in crate::families) fn ropes_of_heads(
+    json: &JsonObject,
+    base: &Base<'_>,
+    [default_theta, default_local_theta]: [f64; 2],
+    [head_dim, local_head_dim]: [usize; 2],
+) -> Result<Vec<Rope>, ArchError> {
+    let max_position_embeddings = base.max_position_embeddings;
     refuse_partial(json)?;
     let by_type = json.object("rope_parameters")?;
     let full = by_type.as_ref().map(|types| types.object("full_attention")).transpose()?.flatten();
@@ -129,10 +142,10 @@ pub(in crate::families) fn ropes_by_layer_type(
         Some(nested) => {
             let theta = positive_or(&nested, "rope_theta", local_theta)?;
             let original_max = original_max(&nested, &nested, max_position_embeddings)?;
-            let scaling = scaling(&nested, head_dim, original_max, max_position_embeddings)?;
-            Rope::new(theta, scaling, head_dim)
+            let scaling = scaling(&nested, local_head_dim, original_max, max_position_embeddings)?;
+            Rope::new(theta, scaling, local_head_dim)
         }
-        None => Rope::new(local_theta, RopeScaling::Default, head_dim),
+        None => Rope::new(local_theta, RopeScaling::Default, local_head_dim),
     };
     Ok(vec![full, sliding])
 }
@@ -247,6 +260,9 @@ fn scaling(
             let factor = rope.f64("partial_rotary_factor")?.unwrap_or(1.0);
             if !(0.0..=1.0).contains(&factor) {
                 return Err(rope.bad("partial_rotary_factor", factor, "it must be at least 0 and at most 1"));
+            }
+            if let Some(factor) = rope.f64("factor")?.filter(|&factor| factor != 1.0) {
+                return Err(rope.unsupported("factor", factor, "Proportional frequencies are not divided here"));
             }
             Ok(RopeScaling::Proportional { rotated: (factor * rotary_dim as f64 / 2.0) as usize })
         }

@@ -35,7 +35,7 @@ fn every_damaged_text_names_file_line_and_column() {
     refused(&folder, "g.json", "[\n1]", "g.json:2: a row must be a JSON object");
     refused(&folder, "h.json", "{\"a\":\n", "h.json:2");
     refused(&folder, "i.json", "hello", "i.json:1:1: not valid JSON");
-    refused(&folder, "a.csv", "text,label\nx\n", "a.csv:2: not a valid CSV row: 1 values");
+    refused(&folder, "a.csv", "text,label\nx\n", "a.csv:2: not a valid CSV row: 1 value, but");
     refused(&folder, "b.csv", b"text\nx\n\xff\n", "b.csv:3:1: not valid UTF-8");
     refused(&folder, "c.csv", "text,text\nx,y\n", "twice");
     refused(&folder, "d.csv", "text\na\0b\n", "d.csv:2:2: a NUL");
@@ -46,6 +46,14 @@ fn every_damaged_text_names_file_line_and_column() {
         "a.txt:2:5: not valid UTF-8. If it is Latin-1, convert it: `iconv -f LATIN1",
     );
     refused(&folder, "k.jsonl", b"\xff\xfe{\0}\0", "`iconv -f UTF-16 -t UTF-8 FILE > NEW`");
+    refused(&folder, "l.jsonl", "{'text': 'x'}\n", "This is a Python dict");
+    refused(&folder, "m.jsonl", "<!DOCTYPE html>\n<html>\n", "it is a page of a website");
+    refused(
+        &folder,
+        "n.jsonl",
+        "[{\"role\":\"user\",\"content\":\"x\"}]\n",
+        "a list of 1 message: `jq -c '{messages: .}'",
+    );
     refused(&folder, "e.csv", b"\xfe\xff\0a\0\n", "`iconv -f UTF-16 -t UTF-8 FILE > NEW`");
 }
 
@@ -62,6 +70,51 @@ fn a_wrong_file_name_is_detected_by_the_first_bytes() {
     refused(&folder, "h.arrow", "{\"text\":\"x\"}", "neither");
     refused(&folder, "i.parquet.gz", gzip(b"x"), "Unpack it");
     refused(&folder, "j.jsonl.gz", "{\"text\":\"x\"}", "j.jsonl.gz:1");
+}
+
+#[test]
+fn a_model_and_a_shell_s_home_are_no_data() {
+    let folder = Folder::new();
+    folder.write("model/config.json", "{}");
+    folder.write("model/tokenizer.json", "{}");
+    folder.write("adapter/adapter_config.json", "{}");
+    for (name, part) in
+        [("model", "it is the folder of a model, not of data"), ("adapter", "name it as lora.init_from")]
+    {
+        let message = error_of(&folder.spec(name));
+        assert!(message.contains(part), "{message}");
+    }
+    for (name, part) in
+        [("a.zip", "unpack it"), ("a.xlsx", "save it as CSV"), ("a.py", "never run"), ("a.xyz", "file_format")]
+    {
+        folder.write(name, "x");
+        let message = error_of(&folder.spec(name));
+        assert!(message.contains(name) && message.contains(part), "{message}");
+    }
+    let message = error_of(&SourceSpec::new("~/train.jsonl"));
+    assert!(message.contains("'~' stands for a folder in a shell alone"), "{message}");
+}
+
+/// The commands that messages advise for other encodings, run on what they are for.
+#[cfg(unix)]
+#[test]
+fn advised_conversions_give_utf8() {
+    let folder = Folder::new();
+    for (bytes, from) in [(&b"\xff\xfeh\0\xe9\0"[..], "UTF-16"), (b"h\xe9", "LATIN1")] {
+        folder.write("a.jsonl", bytes);
+        let message = error_of(&folder.spec("a.jsonl"));
+        let command = message.split('`').nth(1).unwrap().replace("FILE", "a.jsonl").replace("NEW", "new");
+        assert!(command.contains(from), "{message}");
+        let Ok(status) = std::process::Command::new("sh").args(["-c", &command]).current_dir(folder.0.path()).status()
+        else {
+            return;
+        };
+        // 127: there is no iconv here.
+        if status.code() != Some(127) {
+            assert!(status.success(), "{command}");
+            assert_eq!(fs::read_to_string(folder.path("new")).unwrap(), "h\u{e9}");
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! Tests of Hub datasets: selected by configuration and split, fetched, and read offline; against a server on this machine.
 
-use std::fs;
-
 use firebrick_hub::{Hub, HubSettings};
 use firebrick_hub_imitation::{Answer, Request, Server, sha256};
 use serde_json::{Value as Json, json};
@@ -103,11 +101,6 @@ fn a_dataset_is_downloaded_by_split() {
     assert_eq!(client.texts(&split("test")), ["c"]);
     let error = client.error(&split("validation"));
     assert!(error.contains("owner/name") && error.contains("test, train"), "{error}");
-    let file = client.repository().join("snapshots").join(COMMIT).join("data/train-00000-of-00002.jsonl");
-    assert_eq!(fs::read_to_string(&file).unwrap(), row("a"));
-    if cfg!(unix) {
-        assert!(fs::read_link(&file).unwrap().starts_with("../../../blobs"));
-    }
     // Downloaded files are not downloaded again; only the listing is requested.
     let before = server.requests().len();
     client.texts(&spec());

@@ -2,6 +2,7 @@
 
 use burn_tensor::backend::Backend;
 use cubecl::cuda::CudaDevice;
+use firebrick_cuda::Measuring;
 
 use super::device::Device;
 use super::engine::{Cuda, check};
@@ -14,11 +15,15 @@ impl Session for Cuda {
         let device = Device::of(device);
         device.kept.allow(shape.kept_bytes);
         let blas = device.blas.borrow();
-        match shape.gemm_algorithms {
-            GemmAlgorithms::Library => blas.use_proposed(),
-            GemmAlgorithms::Kept => blas.use_measured(),
-            GemmAlgorithms::Measured => blas.measure(),
-        }
+        // Another run may keep a choice between two that are to be the same.
+        let algorithms = if shape.deterministic { GemmAlgorithms::Library } else { shape.gemm_algorithms };
+        blas.choose(match algorithms {
+            GemmAlgorithms::Library => Measuring::Off,
+            GemmAlgorithms::Kept => Measuring::Kept,
+            GemmAlgorithms::Measured => Measuring::On,
+        });
+        blas.add_in_order(shape.deterministic);
+        device.library.in_order.set(shape.deterministic);
         device.room.expect(shape.pass_bytes, shape.pass_tokens);
         shape.offloaded.iter().for_each(|&[count, bytes]| device.copies.reserve(count, bytes));
     }
@@ -39,6 +44,12 @@ impl Session for Cuda {
 
     fn pause<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
         Device::of(device).pause(work)
+    }
+
+    fn unchanged<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
+        let device = Device::of(device);
+        let _until_it_ends = device.keep_contents();
+        work()
     }
 
     fn release_memory(device: &Self::Device) {

@@ -103,8 +103,12 @@ fn gated_sums(width: usize, pieces: usize, tokens: usize) -> usize {
 fn input_sums(Planned { group, shape, route, .. }: &Planned, tokens: usize) -> usize {
     let width = shape.in_features;
     let (pass, tile, tokens) = match (group.kind, route.copy_pass, route.gated_pass) {
-        (GroupKind::MixerOutput, Some(tile), _) => (LowRankPass::INPUT, tile.ranks, tokens),
-        (GroupKind::Down | GroupKind::ExpertDown | GroupKind::SharedDown, _, Some(pieces)) => {
+        (GroupKind::MixerOutput | GroupKind::PerLayerGate, Some(tile), _) => (LowRankPass::INPUT, tile.ranks, tokens),
+        (
+            GroupKind::Down | GroupKind::ExpertDown | GroupKind::SharedDown | GroupKind::PerLayerProjection,
+            _,
+            Some(pieces),
+        ) => {
             let pass = LowRankPass::gated(pieces);
             (pass, GATED_TILE, gated_tokens(pass, tokens, width))
         }

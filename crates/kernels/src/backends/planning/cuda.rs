@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use firebrick_arch::{EMBEDDING, GroupKind, HEAD, ModelSpec, QkNorm, Role};
+use firebrick_arch::{AttentionSpec, EMBEDDING, GroupKind, HEAD, ModelSpec, QkNorm, Role};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
@@ -16,6 +16,7 @@ use super::adapters::{forward_sums_bytes, low_rank_sums_bytes, saved_low_rank_by
 use super::layer::buffers_per_token;
 use super::route::{Planned, Route, WeightRoute, all_planned, planned_groups};
 use super::rows::{fp8_stride, row_stride};
+use super::wide::{FUSED_HEAD_DIM, wide_bytes};
 use crate::GemmFormat;
 use crate::memory::estimate::line;
 use crate::memory::training_shape::{TrainingShape, scaled_widths, widest_dropped};
@@ -32,6 +33,19 @@ const GEMM_WORKSPACE_BYTES: u64 = 64 << 20;
 /// Maximum tokens of one backward call of attention: cuDNN's workspace grows with the tokens of a call, and a few
 /// thousand already keep the device busy.
 pub(in crate::backends) const MAX_BACKWARD_TOKENS: usize = 16_384;
+/// Maximum bytes of the gradients of scores that cuDNN's backward keeps in memory where it adds in a fixed order: 32 heads of a document of 4,096 tokens.
+const MAX_ORDERED_BYTES: u64 = 1 << 30;
+
+/// Returns the bytes of the gradients of a document's scores, of which cuDNN keeps whole tiles, in 16 bits.
+fn score_gradient_bytes(query_heads: usize, length: usize) -> u64 {
+    query_heads as u64 * (length.max(1).next_multiple_of(64) as u64).pow(2) * 2
+}
+
+/// Returns how many documents of a length a backward call of cuDNN may have that adds in a fixed order; `None` if one is too long.
+pub(in crate::backends) fn documents_in_order(query_heads: usize, length: usize) -> Option<usize> {
+    let documents = MAX_ORDERED_BYTES / score_gradient_bytes(query_heads, length);
+    (documents > 0).then_some(documents as usize)
+}
 
 /// Returns the lines at the widest point of a layer's backward, besides saved values.
 pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
@@ -86,7 +100,10 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
         ),
         line(
             "workspaces",
-            GEMM_WORKSPACE_BYTES + attended * attention_bytes_per_token(model, training),
+            GEMM_WORKSPACE_BYTES
+                + attended * attention_bytes_per_token(model, training)
+                + ordered_bytes(model, training)
+                + wide_bytes(model, training, true),
             format!("of GEMMs, and of attention's backward over {attended} tokens"),
         ),
         line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded"),
@@ -123,18 +140,26 @@ pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<Memo
         line("converted weights", converted_bytes(model, pass), converted_why(pass)),
         line("logits", wide_rows_bytes(model, pass), "of the loss in f32; or queries, keys and values side by side"),
         line("parts of adapters", forward_sums_bytes(model, pass), PARTS_WHY),
-        line("workspaces", GEMM_WORKSPACE_BYTES, "of GEMMs"),
+        line(
+            "workspaces",
+            GEMM_WORKSPACE_BYTES + wide_bytes(model, pass, false),
+            "of GEMMs, and of attention's scores",
+        ),
         line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded"),
     ]
 }
 
 /// Returns the bytes of `v` and of gates that are kept with queries and keys saved before their norm, because one buffer stores all.
 fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    // Values that are normalized count as saved before their norm, too.
+    let has_plain =
+        |attention: &AttentionSpec| !attention.reads_another() && (attention.values_are_keys || !attention.value_norm);
+    let beside =
+        |attention: &AttentionSpec| attention.gate_size() + if has_plain(attention) { attention.kv_size() } else { 0 };
     // Norms over all heads save dense copies of queries and keys instead.
     let normed = model.attentions().filter(|attention| attention.qk_norm == QkNorm::PerHead);
     let saved = if training.recompute.repeats_gemms() { 0 } else { usize::MAX };
-    normed.take(saved).map(|attention| (attention.kv_size() + attention.gate_size()) as u64).sum::<u64>()
-        * training.activation_bytes()
+    normed.take(saved).map(|attention| beside(attention) as u64).sum::<u64>() * training.activation_bytes()
 }
 
 /// Returns the bytes of the buffer for the widest rows, which operations share: logits of a chunk, or joined QKV with adapters, where
@@ -152,9 +177,23 @@ fn wide_rows_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
 /// Returns the workspace of attention's backward: an f32 gradient accumulator per query value, and gradients of keys and values for
 /// every query head before the sum over their group, in the compute format, or in f32 for packed documents.
 fn attention_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    let widest = model.attentions().map(|attention| attention.query_size()).max().unwrap_or(0);
+    let fused = model.attentions().filter(|attention| attention.head_dim <= FUSED_HEAD_DIM);
+    let widest = fused.map(|attention| attention.query_size()).max().unwrap_or(0);
     let is_packed = training.documents > training.micro_batch_size;
     widest as u64 * (4 + 2 * if is_packed { 4 } else { training.activation_bytes() })
+}
+
+/// Returns the bytes of the gradients of scores that a call of attention's backward keeps to add in a fixed order; packed documents, and longer
+/// ones, go to kernels that keep none.
+fn ordered_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    if !training.deterministic || training.documents > training.micro_batch_size {
+        return 0;
+    }
+    let bytes = |attention: &AttentionSpec| {
+        let documents = documents_in_order(attention.heads, training.longest_document).unwrap_or(0);
+        documents.min(training.documents) as u64 * score_gradient_bytes(attention.heads, training.longest_document)
+    };
+    model.attentions().filter(|attention| attention.head_dim <= FUSED_HEAD_DIM).map(bytes).max().unwrap_or(0)
 }
 
 /// Returns the bytes of converted weights: one buffer per group of a layer, including its adapters, shared by all
@@ -176,6 +215,12 @@ fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
             let (appended, matrices) = (route.room(), if route.is_grouped { group.matrices() } else { 1 });
             shapes.insert([matrices * (group.out_features() + appended), row_stride(group.in_features, appended)]);
         }
+    }
+    // The projection of the layers' own inputs is of no layer.
+    if let Some([_, projection, _]) = model.per_layer_tensors()
+        && training.storage().storage_of(model, &projection.name, projection.role) != Format::Float(training.compute)
+    {
+        shapes.insert([projection.shape[0], projection.shape[1]]);
     }
     let (head, role) = if model.tie_word_embeddings { (EMBEDDING, Role::Embedding) } else { (HEAD, Role::Head) };
     if training.storage().storage_of(model, head, role) != Format::Float(training.compute) {
@@ -265,7 +310,7 @@ fn converted_why(training: &TrainingShape) -> String {
 #[cfg(test)]
 mod tests {
     use firebrick_arch::shapes::llama_3_1_8b;
-    use firebrick_arch::{Activation, ExpertNames, MlpSpec, RouterSpec};
+    use firebrick_arch::{Activation, ExpertNames, KeysAndValues, MlpSpec, RouterSpec};
     use firebrick_precision::FloatType;
 
     use super::*;
@@ -297,6 +342,18 @@ mod tests {
     }
 
     #[test]
+    fn gradients_of_scores_count_where_sums_have_a_fixed_order_and_documents_are_of_one_length() {
+        let workspaces = |longest_document, documents, deterministic| {
+            let training = TrainingShape { longest_document, documents, deterministic, ..qlora(8, Recompute::None) };
+            bytes_of(&on_cuda(&training), "workspaces")
+        };
+        let more = |longest, documents| workspaces(longest, documents, true) - workspaces(longest, documents, false);
+        assert_eq!([more(4096, 8), more(2048, 8), more(1024, 8)], [1 << 30, 1 << 30, 8 << 26]);
+        assert_eq!([more(4097, 8), more(4096, 9)], [0, 0], "the flash kernels keep none");
+        assert_eq!(documents_in_order(32, 2000), Some(4));
+    }
+
+    #[test]
     fn every_projection_of_one_layer_is_converted_at_a_time() {
         // All seven with their adapters of rank 16: appended to qkv 48, to gate and up 32, to the others 16.
         let shapes = [[6144 + 48, 4160], [4096 + 16, 4160], [28_672 + 32, 4160], [4096 + 16, 14_400]];
@@ -310,6 +367,23 @@ mod tests {
         let full = on_cuda(&full(FloatType::Bf16));
         assert_eq!(bytes_of(&full, "converted weights"), (218_103_808 + 128_256 * 4096) * 2);
         assert_eq!(bytes_of(&full, "base weights"), 0, "no second copy of all weights");
+    }
+
+    #[test]
+    fn what_is_next_to_saved_queries_depends_on_the_parts_of_the_group() {
+        let per_layer = |change: fn(&mut AttentionSpec)| {
+            let mut model = llama_3_1_8b();
+            model.attentions_mut().for_each(|attention| {
+                attention.qk_norm = QkNorm::PerHead;
+                change(attention);
+            });
+            next_to_raw_bytes_per_token(&model, &qlora(1, Recompute::Selective)) / 32 / 2
+        };
+        assert_eq!(per_layer(|_| {}), 1024);
+        assert_eq!(per_layer(|attention| attention.value_norm = true), 0, "values were counted before their norm");
+        assert_eq!(per_layer(|attention| attention.keys_and_values = KeysAndValues::OfLayer(0)), 0);
+        let both = per_layer(|attention| (attention.values_are_keys, attention.value_norm) = (true, true));
+        assert_eq!(both, 1024, "what keys and values are made of");
     }
 
     #[test]

@@ -17,11 +17,11 @@ use crate::memory::training_shape::TrainingShape;
 /// Estimates the peak memory of training `model` on `backend`. Lines of zero bytes are left out.
 pub fn estimate(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
     let mut estimate = backend.step_lines(model, training);
-    for (phase, lines) in evaluation::phases(backend, model, training) {
+    for (peak, lines) in evaluation::phases(backend, model, training) {
         let mut lines = [training.resident_lines(model), lines].concat();
         lines.retain(|line| line.bytes > 0);
         if sum(&lines) > estimate.total_bytes() {
-            (estimate.peak, estimate.lines) = (phase.peak(), lines);
+            (estimate.peak, estimate.lines) = (peak, lines);
         }
     }
     let starts = adapter_starts(model, training);

@@ -10,43 +10,25 @@ use super::layer::buffers_per_token;
 use super::reference::{logit_copies, score_bytes, score_copies};
 use super::{cpu, cuda, reference};
 use crate::backends::BackendKind;
-use crate::memory::estimate::line;
+use crate::memory::estimate::{layer_inputs, line};
 use crate::memory::evaluation::{Answers, EvaluatedRows};
 use crate::memory::training_shape::{Recompute, TrainingShape};
 
-/// A phase of a run between its steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// Held-out rows are evaluated.
-    Evaluate,
-    /// Prompts are answered.
-    Sample,
-}
-
-impl Phase {
-    /// Returns the moment of its peak, in words.
-    pub(super) fn peak(self) -> &'static str {
-        match self {
-            Self::Evaluate => "while held-out rows are evaluated",
-            Self::Sample => "while prompts are answered",
-        }
-    }
-}
-
-/// Returns the phases between steps, each with the lines that it adds to what stays. No two are alive together.
+/// Returns the phases between steps: when each has its peak, in words, and the lines that it adds to what stays. No two are alive together.
 pub(super) fn phases(
     backend: BackendKind,
     model: &ModelSpec,
     training: &TrainingShape,
-) -> impl Iterator<Item = (Phase, Vec<MemoryLine>)> {
+) -> impl Iterator<Item = (&'static str, Vec<MemoryLine>)> {
     let rows = match training.evaluation.rows {
         EvaluatedRows::None => 0,
         EvaluatedRows::LikeTraining => training.micro_batch_size,
         EvaluatedRows::Fixed(rows) => rows,
     };
-    let scored = (rows > 0).then(|| (Phase::Evaluate, scored(backend, model, training, rows)));
+    let scored = (rows > 0).then(|| ("while held-out rows are evaluated", scored(backend, model, training, rows)));
     let groups = training.evaluation.answers.iter();
-    scored.into_iter().chain(groups.map(move |group| (Phase::Sample, answered(backend, model, training, group))))
+    let answered = move |group| ("while prompts are answered", answered(backend, model, training, group));
+    scored.into_iter().chain(groups.map(answered))
 }
 
 /// Returns the lines for the loss of held-out rows, including the count of correct predictions.
@@ -103,6 +85,7 @@ fn forward(backend: BackendKind, model: &ModelSpec, pass: &TrainingShape) -> Vec
     let (bytes, tokens) = (values * pass.activation_bytes(), pass.tokens());
     let why = format!("the forward of one layer, {bytes} bytes per token, {tokens} tokens");
     lines.insert(0, line("layer at work", tokens * bytes, why));
+    lines.push(layer_inputs(model, pass, false));
     lines
 }
 
@@ -161,7 +144,7 @@ mod tests {
         let training = qlora(1, Recompute::Full);
         let answers = Answers { prompts: 64, tokens: 64 * 3000, read: 64 * 3000, longest: 3500 };
         let shape = with(&training, EvaluatedRows::None, vec![answers]);
-        for (backend, scores) in [(BackendKind::Cuda, 0), (BackendKind::Candle, 3 * 4 * 32 * 3500 * 3500)] {
+        for (backend, scores) in [(BackendKind::Cuda, 0), (BackendKind::Candle, 3 * 4 * (1 << 26))] {
             let estimate = estimate(backend, &llama_3_1_8b(), &shape);
             assert_eq!(estimate.peak, "while prompts are answered");
             // 32 layers, with keys and values of 1024 values in 2 bytes each.

@@ -129,6 +129,8 @@ impl<'a> Layer<'a> {
             ValueKind::SharedGateUp => self.room(&[GroupKind::SharedGateUp]),
             ValueKind::SharedActivated => self.room(&[GroupKind::SharedDown]),
             ValueKind::Gated => self.room(&[GroupKind::MixerOutput]),
+            ValueKind::PerLayerGate => self.room(&[GroupKind::PerLayerGate]),
+            ValueKind::PerLayerProduct => self.room(&[GroupKind::PerLayerProjection]),
             ValueKind::Dispatched => ROW_MULTIPLE,
             // Heads of attention are taken apart.
             ValueKind::Part if self.spec.mixer.attention().is_none() => self.room(&[GroupKind::MixerInput]),
@@ -154,8 +156,9 @@ impl<'a> Layer<'a> {
         let [mixer, mlp] = [&[GroupKind::MixerInput], GATE_UP].map(|kinds| self.room(kinds));
         let gradient = self.gradient_stride();
         let normed = usize::from(recompute != Recompute::None);
-        // The sum with the output of a shared expert, or its gradient; a gated output; and an output before its norm.
-        let outputs = self.spec.mlp.shared().map_or(0, |shared| 1 + usize::from(shared.gated))
+        let own_input = self.groups.iter().filter(|planned| planned.group.kind == GroupKind::PerLayerGate);
+        // The sum with the output of a shared expert, or its gradient; a gated output, or a normalized one of the experts; and an output before its norm.
+        let outputs = self.spec.mlp.shared().map_or(0, |shared| 1 + usize::from(shared.gated || shared.normed))
             + usize::from(self.spec.norms.names().after_mlp.is_some());
         // Where halves are recomputed one at a time, the MLP's values are alive together with the restored input of the next half.
         let restored = usize::from(recompute == Recompute::Projections && moment.is_of_mlp());
@@ -163,7 +166,8 @@ impl<'a> Layer<'a> {
             Moment::Mixer => ([0, 0], [vec![row_stride(hidden, mixer)], self.of_delta_rule(false)].concat()),
             Moment::GateUp => ([0, 0], vec![row_stride(hidden, mlp)]),
             Moment::Down => ([0, 1 + outputs], Vec::new()),
-            Moment::DownBackward => ([1, outputs], Vec::new()),
+            // The gradients of the layer's own input and its gate are side by side.
+            Moment::DownBackward => ([1, outputs], own_input.map(|planned| 2 * planned.shape.out_features()).collect()),
             Moment::MixerBackward => {
                 let of_attention = self.spec.mixer.attention().map(|attention| in_f32(attention, self.training));
                 // Of what has gates, and of the gates.

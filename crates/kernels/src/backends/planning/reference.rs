@@ -9,6 +9,7 @@ use firebrick_precision::{FloatType, Format};
 
 use super::cpu;
 use super::route::planned_groups;
+use crate::attention::reference::MAX_SCORES;
 use crate::backends::BackendKind;
 use crate::linear::GemmFormat;
 use crate::memory::estimate::line;
@@ -30,7 +31,8 @@ pub(super) fn score_bytes(backend: BackendKind, model: &ModelSpec, tokens: usize
         return 0;
     }
     let heads = model.attentions().map(|attention| attention.heads as u64).max().unwrap_or(0);
-    heads * (tokens as u64).pow(2) * 4 * score_copies(model)
+    let scores = heads * (tokens as u64).pow(2);
+    scores.min((heads * tokens as u64).max(MAX_SCORES as u64)) * 4 * score_copies(model)
 }
 
 /// Returns the lines of the loss and of one layer's backward. They never coincide, but freed memory of one does not serve the other: an allocator on the

@@ -3,19 +3,17 @@
 //!
 //! Trade-off: codes of nested scales would take a word each, so decoded ones cost nothing more.
 
-use burn_cubecl::CubeRuntime;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
-use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::backend::BackendTypes;
-use burn_tensor::{DType, Int, IntDType, Shape, Tensor, TensorData, TensorPrimitive};
+use burn_tensor::{DType, Int, IntDType, Shape, Tensor};
 use cubecl::prelude::*;
 use cubecl::wgpu::WgpuRuntime;
 use firebrick_precision::{BlockScales as HostBlockScales, HostScales, Packing, QuantFormat, narrow_map};
 
-use super::engine::Wgpu;
-use crate::Session;
+use super::engine::{Primitive, Wgpu, int_primitive, primitive, tensor};
 use crate::memory::HostBuffer;
 use crate::weights::{BlockScales, QuantizedWeight, WeightOps, reference};
+use crate::{OptimizerOps, Session};
 
 /// Units per workgroup: every adapter allows at least 256.
 const UNITS: u32 = 256;
@@ -113,16 +111,14 @@ impl WeightOps for Wgpu {
 
 fn unpacked(weight: &QuantizedWeight<Wgpu>) -> Tensor<Wgpu, 2> {
     let [rows, columns] = weight.shape;
-    let (scales, table) = (float(block_scales(weight)), float(weight.table.clone()));
-    let codes: CubeTensor<WgpuRuntime> = Tensor::<Wgpu, 1, Int>::into_primitive(weight.codes.clone());
     let packing = weight.format.packing();
     let layout = Layout {
         bits: 8 / packing.codes_per_byte(),
         high_first: packing == Packing::HighNibbleFirst,
         block_size: weight.format.block_size(columns),
     };
-    let values = unpack(codes, scales, table, layout);
-    let flat = Tensor::<Wgpu, 1>::from_primitive(TensorPrimitive::Float(values));
+    let scales = primitive(block_scales(weight));
+    let flat = unpack([int_primitive(weight.codes.clone()), scales, primitive(weight.table.clone())], layout);
     flat.narrow(0, 0, rows * columns).reshape([rows, columns])
 }
 
@@ -130,30 +126,18 @@ fn unpacked(weight: &QuantizedWeight<Wgpu>) -> Tensor<Wgpu, 2> {
 fn block_scales(weight: &QuantizedWeight<Wgpu>) -> Tensor<Wgpu, 1> {
     let BlockScales::Narrow { codes, map } = &weight.scales else { return reference::block_scales(weight) };
     let one = Tensor::<Wgpu, 1>::from_floats([1.0], &codes.device());
-    let codes: CubeTensor<WgpuRuntime> = Tensor::<Wgpu, 1, Int>::into_primitive(codes.clone());
     let layout = Layout { bits: 8, high_first: false, block_size: ONE_BLOCK };
-    let values = unpack(codes, float(one), float(map.clone()), layout);
-    Tensor::<Wgpu, 1>::from_primitive(TensorPrimitive::Float(values)).narrow(0, 0, weight.blocks())
+    let operands = [int_primitive(codes.clone()), primitive(one), primitive(map.clone())];
+    unpack(operands, layout).narrow(0, 0, weight.blocks())
 }
 
 /// Packs four bytes per word, the first one lowest, with the last word zero-padded.
 fn upload_words(mut bytes: Vec<u8>, device: &<Wgpu as BackendTypes>::Device) -> Tensor<Wgpu, 1, Int> {
     bytes.resize(bytes.len().next_multiple_of(4), 0);
-    let words: Vec<i32> = bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
-    let length = words.len();
-    Tensor::from_data(TensorData::new(words, [length]), device)
+    Tensor::from_data(Wgpu::packed_codes(bytes), device)
 }
 
-fn float<const D: usize>(tensor: Tensor<Wgpu, D>) -> CubeTensor<WgpuRuntime> {
-    tensor.into_primitive().tensor()
-}
-
-fn unpack<R: CubeRuntime>(
-    words: CubeTensor<R>,
-    scales: CubeTensor<R>,
-    levels: CubeTensor<R>,
-    layout: Layout,
-) -> CubeTensor<R> {
+fn unpack([words, scales, levels]: [Primitive; 3], layout: Layout) -> Tensor<Wgpu, 1> {
     let count = words.meta.num_elements();
     let client = words.client.clone();
     let values = empty_device_contiguous_dtype(
@@ -164,7 +148,7 @@ fn unpack<R: CubeRuntime>(
     );
     let workgroups = count.div_ceil(UNITS as usize);
     let (x, y) = (workgroups.min(MAX_WORKGROUPS), workgroups.div_ceil(MAX_WORKGROUPS));
-    unpack_codes::launch::<R>(
+    unpack_codes::launch::<WgpuRuntime>(
         &client,
         CubeCount::Static(x as u32, y as u32, 1),
         CubeDim::new_1d(UNITS),
@@ -174,5 +158,5 @@ fn unpack<R: CubeRuntime>(
         values.clone().into_array_arg(),
         layout,
     );
-    values
+    tensor(values)
 }

@@ -26,7 +26,7 @@ use cubecl::wgpu::{WgpuDevice, WgpuRuntime};
 
 pub use engine::Wgpu;
 pub(super) use engine::probe;
-pub(super) use self_test::{attention_refusal, matrices_refusal, self_test};
+pub(super) use self_test::{refusals, self_test};
 
 use crate::linear::GemmFormat;
 use crate::session::RunShape;

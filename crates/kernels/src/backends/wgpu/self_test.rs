@@ -32,13 +32,13 @@ pub(in crate::backends) fn self_test(test: SelfTest) -> Result<(), String> {
 }
 
 /// Why products, and attention, do not use matrix units; `None` if they do.
-struct Refusals {
-    gemms: Option<String>,
-    attention: Option<String>,
+pub(in crate::backends) struct Refusals {
+    pub gemms: Option<String>,
+    pub attention: Option<String>,
 }
 
 /// Finds out what uses matrix units: the device may have none, or compute wrong values with them. The first call tries them.
-fn refusals() -> &'static Refusals {
+pub(in crate::backends) fn refusals() -> &'static Refusals {
     static FOUND: OnceLock<Refusals> = OnceLock::new();
     FOUND.get_or_init(|| {
         let refused = |reason: String| Refusals { gemms: Some(reason.clone()), attention: Some(reason) };
@@ -55,14 +55,4 @@ fn refusals() -> &'static Refusals {
         BY_MATRICES.store(attention.is_none(), Ordering::Relaxed);
         Refusals { gemms: None, attention }
     })
-}
-
-/// Returns why products do not use matrix units; `None` if they do.
-pub(in crate::backends) fn matrices_refusal() -> Option<&'static str> {
-    refusals().gemms.as_deref()
-}
-
-/// Returns why attention does not use matrix units; `None` if it does.
-pub(in crate::backends) fn attention_refusal() -> Option<&'static str> {
-    refusals().attention.as_deref()
 }

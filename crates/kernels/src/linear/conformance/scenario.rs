@@ -27,6 +27,8 @@ pub(super) enum Base {
     Dense,
     New,
     AddTo,
+    /// In bf16, with a sum in bf16.
+    Narrow,
 }
 
 impl Base {
@@ -107,6 +109,10 @@ fn module<B: Kernels>(
             let earlier = check.random_f32(shape, 1.0);
             (WeightGradient::AddTo(earlier.0), WeightGradient::AddTo(earlier.1))
         }
+        Base::Narrow => {
+            let earlier = check.random_in(DType::BF16, shape, 1.0);
+            (WeightGradient::AddTo(earlier.0), WeightGradient::AddTo(earlier.1))
+        }
     };
     let trains = extras.trained_bias;
     let (bias, expected_bias) = extras
@@ -164,8 +170,9 @@ fn weight<B: Kernels>(
             let (weight, expected) = check.random(shape, 0.1);
             (Weight::Dense(weight), Weight::Dense(expected))
         }
-        Base::New | Base::AddTo => {
-            let (weight, expected) = check.random_f32(shape, 0.1);
+        Base::New | Base::AddTo | Base::Narrow => {
+            let dtype = if base == Base::Narrow { DType::BF16 } else { DType::F32 };
+            let (weight, expected) = check.random_in(dtype, shape, 0.1);
             (Weight::Dense(weight), Weight::Dense(expected))
         }
     }

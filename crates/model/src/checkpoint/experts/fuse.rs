@@ -43,18 +43,20 @@ impl FusedTensors {
         for (layer, of_layer) in spec.layers.iter().enumerate() {
             let MlpSpec::Experts { count, intermediate_size, names, .. } = of_layer.mlp else { continue };
             let in_turn = names == ExpertNames::GptOss;
-            if !in_turn && !is_fused {
+            if !is_fused && !names.are_in_one_tensor() {
                 continue;
             }
             let block = format!("model.layers.{layer}.{}", names.block());
+            // The block may be the layer itself.
+            let block = block.trim_end_matches('.');
             let sides = [
                 ("gate_up_proj", [spec.hidden_size, 2 * intermediate_size]),
                 ("down_proj", [intermediate_size, spec.hidden_size]),
             ];
             for (name, [inputs, outputs]) in sides {
-                all.add(&block, name, "weight", [count, inputs, outputs], !in_turn);
+                all.add(block, name, "weight", [count, inputs, outputs], !in_turn);
                 if in_turn {
-                    all.add(&block, name, "bias", [count, 1, outputs], false);
+                    all.add(block, name, "bias", [count, 1, outputs], false);
                 }
             }
         }

@@ -1,9 +1,10 @@
-//! Experts of a layer that a folder stores in one tensor, as gpt-oss and Qwen3.5 do: found by their names, and read as the tensors of single experts.
+//! Experts of a layer that a folder stores in one tensor, as gpt-oss, Qwen3.5 and Gemma 4 do: found by their names, and read as the tensors of single
+//! experts.
 //!
 //! With biases (gpt-oss), `X.experts.gate_up_proj` is `[experts, in, 2 * out]` with the columns of gate and up in turn, `X.experts.down_proj` `[experts,
-//! in, out]`, and `_bias` after either name is `[experts, 2 * out]` and `[experts, out]`. Without them (Qwen3.5), they are `[experts, 2 * out, in]`, with
-//! gate's rows and then up's, and `[experts, out, in]`. The model knows them as `X.experts.N.gate_proj.weight` `[out, in]` and so
-//! on, so the rest of this crate sees what other mixtures store.
+//! in, out]`, and `_bias` after either name is `[experts, 2 * out]` and `[experts, out]`. Without them (Qwen3.5; Gemma 4, where X is the layer), they are
+//! `[experts, 2 * out, in]`, with gate's rows and then up's, and `[experts, out, in]`. The model knows them as `X.experts.N.gate_proj.weight` `[out, in]`
+//! and so on, so the rest of this crate sees what other mixtures store.
 //! Trade-off: gate and up of an expert are read with one another's columns, so those bytes are read twice.
 
 use std::collections::BTreeMap;
@@ -15,7 +16,6 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::checkpoint::read::convert;
 use crate::checkpoint::read::shard::Shard;
 use crate::checkpoint::tensor::TensorBytes;
 use crate::error::ModelError;
@@ -154,27 +154,22 @@ impl ExpertSlice {
     }
 
     pub(crate) fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
-        let (stored, shape) = (self.device_dtype(name)?, self.shape.clone());
+        let (stored, shape) = (self.weight_dtype(name)?, self.shape.clone());
         let mut bytes = vec![0; shape.iter().product::<usize>() * stored.size()];
         self.read_elements(stored, &mut bytes)?;
         Ok(TensorBytes { dtype: self.dtype(), shape, bytes })
     }
 
     /// Returns the format of its elements on a device.
-    fn device_dtype(&self, name: &str) -> Result<DType, ModelError> {
-        let unsupported = || ModelError::UnsupportedDtype {
-            name: name.to_owned(),
-            path: self.path().to_path_buf(),
-            got: format!("{:?}", self.dtype()),
-        };
-        convert::device_dtype(self.dtype()).ok_or_else(unsupported)
+    pub(crate) fn weight_dtype(&self, name: &str) -> Result<DType, ModelError> {
+        self.shard.weight_dtype(&self.stored, name)
     }
 
     pub(crate) fn read_f32(&self, name: &str) -> Result<Vec<f32>, ModelError> {
-        self.device_dtype(name)?;
-        let mut bytes = vec![0; self.shape.iter().product::<usize>() * size_of::<f32>()];
-        self.read_elements(DType::F32, &mut bytes)?;
-        Ok(bytes.as_chunks().0.iter().map(|value| f32::from_ne_bytes(*value)).collect())
+        self.weight_dtype(name)?;
+        let mut values = vec![0.0; self.shape.iter().product()];
+        self.read_elements(DType::F32, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
     }
 
     /// Gathers elements of `N` bytes.
@@ -193,48 +188,5 @@ impl ExpertSlice {
                 }
             }
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use tempfile::tempdir;
-
-    use crate::checkpoint::{HfFolder, TensorF32, WEIGHTS_FILE, write_safetensors_f32};
-
-    #[test]
-    fn experts_in_one_tensor_are_read_apart() {
-        const BLOCK: &str = "model.layers.0.mlp";
-        let [experts, hidden, width] = [2, 40, 3];
-        let tensor = |shape: &[usize]| {
-            let values = (0..shape.iter().product::<usize>()).map(|value| value as f32).collect();
-            TensorF32 { shape: shape.to_vec(), values }
-        };
-        let tensors = [
-            ("gate_up_proj", tensor(&[experts, hidden, 2 * width])),
-            ("gate_up_proj_bias", tensor(&[experts, 2 * width])),
-            ("down_proj", tensor(&[experts, width, hidden])),
-            ("down_proj_bias", tensor(&[experts, hidden])),
-        ];
-        let tensors: BTreeMap<_, _> =
-            tensors.into_iter().map(|(name, tensor)| (format!("{BLOCK}.experts.{name}"), tensor)).collect();
-        let temp = tempdir().unwrap();
-        write_safetensors_f32(&temp.path().join(WEIGHTS_FILE), &tensors, &BTreeMap::new()).unwrap();
-        let folder = HfFolder::open(temp.path()).unwrap();
-        assert_eq!(folder.names().count(), experts * 6);
-        let read = |name: &str, shape: &[usize]| folder.read_f32(&format!("{BLOCK}.experts.1.{name}"), shape).unwrap();
-        let up = read("up_proj.weight", &[width, hidden]);
-        for row in 0..width {
-            for column in 0..hidden {
-                let stored = hidden * 2 * width + column * 2 * width + 2 * row + 1;
-                assert_eq!(up[row * hidden + column], stored as f32);
-            }
-        }
-        assert_eq!(read("gate_proj.bias", &[width]), [6.0, 8.0, 10.0]);
-        let down = read("down_proj.weight", &[hidden, width]);
-        assert_eq!(down[..4], [120.0, 160.0, 200.0, 121.0]);
-        assert_eq!(read("down_proj.bias", &[hidden])[..2], [40.0, 41.0]);
     }
 }

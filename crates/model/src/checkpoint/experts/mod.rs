@@ -155,23 +155,3 @@ impl ParameterB {
         stored
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_of_b_are_those_of_peft() {
-        // Two experts, four outputs, rank 2: the value names expert, row of a run and rank.
-        let value = |expert: usize, row: usize, rank: usize| (100 * expert + 10 * row + rank) as f32;
-        let run: Vec<f32> = (0..16).map(|at| value(at / 8, at / 2 % 4, at % 2)).collect();
-        for (order, second) in [(OutputOrder::AsInRun, 1), (OutputOrder::InTurn, 2)] {
-            let b = ParameterB { experts: 2, r: 2, order };
-            let stored = b.of_file(&run);
-            assert_eq!(stored[..4], [value(0, 0, 0), value(1, 0, 0), value(0, 0, 1), value(1, 0, 1)]);
-            assert_eq!(stored[4..6], [value(0, second, 0), value(1, second, 0)]);
-            assert_eq!(b.of_run(&stored), run);
-            assert_eq!(b.rows_of(&stored, 1, 2..4), run[12..]);
-        }
-    }
-}

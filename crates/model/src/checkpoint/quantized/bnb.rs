@@ -15,6 +15,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use firebrick_arch::python_json::repr;
 use firebrick_precision::{BlockScales, DynamicMap, Error as FormatError, QuantFormat, blockwise, fp4, nf4};
 use safetensors::Dtype;
 use serde::Deserialize;
@@ -278,7 +279,7 @@ pub(crate) fn encode_codes(
             parts.push(("absmax", Dtype::U8, vec![codes.len()], codes.clone()));
             parts.push(("nested_absmax", Dtype::F32, vec![absmax.len()], floats(absmax)));
             parts.push(("nested_quant_map", Dtype::F32, vec![256], map));
-            let offset = python_float(f64::from(*offset));
+            let offset = repr(f64::from(*offset));
             let size = blockwise::BLOCK_SIZE;
             state +=
                 &format!(", \"nested_blocksize\": {size}, \"nested_dtype\": \"float32\", \"nested_offset\": {offset}");
@@ -296,39 +297,9 @@ pub(crate) fn encode_codes(
     [codes, state].into_iter().chain(parts).collect()
 }
 
-/// Formats a number as Python's `json` does: the shortest digits that give it back, with an exponent below 1e-4 and from 1e16 on.
-fn python_float(value: f64) -> String {
-    let magnitude = value.abs();
-    if magnitude == 0.0 || (1e-4..1e16).contains(&magnitude) {
-        return format!("{value:?}");
-    }
-    let text = format!("{value:e}");
-    let (digits, exponent) = text.split_once('e').expect("an exponent was requested");
-    let exponent: i32 = exponent.parse().expect("it is a number");
-    let sign = if exponent < 0 { '-' } else { '+' };
-    format!("{digits}e{sign}{:02}", exponent.abs())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_are_written_as_python_writes_them() {
-        let cases = [
-            (0.0, "0.0"),
-            (1.0, "1.0"),
-            (0.05376434326171875, "0.05376434326171875"),
-            (0.0001, "0.0001"),
-            (0.00001, "1e-05"),
-            (-2.5e-7, "-2.5e-07"),
-            (1e16, "1e+16"),
-            (123456.75, "123456.75"),
-        ];
-        for (value, expected) in cases {
-            assert_eq!(python_float(value), expected);
-        }
-    }
 
     #[test]
     fn formats_read_back_from_their_names() {

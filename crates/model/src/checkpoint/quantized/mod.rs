@@ -107,7 +107,7 @@ impl QuantizedWeight {
             Scheme::Nvfp4(parts) => parts.scales()?,
         };
         if scales.is_some() {
-            self.codes().read_into(codes)?;
+            self.codes().read_from(0, codes)?;
         }
         Ok(scales)
     }
@@ -149,10 +149,6 @@ impl Part {
     fn bytes(&self) -> Result<Vec<u8>, ModelError> {
         let TensorBytes { bytes, .. } = self.shard.read(&self.name)?;
         Ok(bytes)
-    }
-
-    fn read_into(&self, out: &mut [u8]) -> Result<(), ModelError> {
-        self.shard.read_into(&self.name, out)
     }
 
     /// Reads its bytes from `begin` on, as many as fit into `out`.

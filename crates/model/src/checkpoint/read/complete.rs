@@ -17,8 +17,8 @@ impl HfFolder {
     /// # Errors
     /// One error for all tensors that are missing, wrongly shaped, or not part of the model: a bias or a quantization constant that was
     /// ignored would change the numbers. The `lm_head.weight` of a tied model and the `rotary_emb.inv_freq` of old checkpoints
-    /// are not read, nor are layers that predict more tokens than the next ([`HfFolder::read_config`] compares or names them); other parts
-    /// than the text model have a place if config.json describes a checkpoint with such parts.
+    /// are not read, nor are layers that predict more tokens than the next ([`HfFolder::read_config`] compares or names them), nor keys and values of
+    /// layers that read another's; other parts than the text model have a place if config.json describes a checkpoint with such parts.
     pub fn check_complete(&self, config: &ModelConfig) -> Result<(), ModelError> {
         let expected = config.stored_spec().tensors();
         let mut problems = Vec::new();
@@ -37,7 +37,9 @@ impl HfFolder {
             }
         }
         let known = expected.iter().map(|tensor| tensor.name.as_str()).collect::<BTreeSet<_>>();
-        let is_ignored = |name: &str| name == HEAD || name.ends_with(OLD_BUFFER) || config.skips(name);
+        let is_ignored = |name: &str| {
+            name == HEAD || name.ends_with(OLD_BUFFER) || config.skips(name) || config.spec.is_ignored(name)
+        };
         let unknown = self.names().filter(|name| !known.contains(name) && !is_ignored(name));
         let unknown = unknown.chain(self.other_parts().filter(|_| config.wrapper.is_none()));
         problems.extend(unknown.map(|name| format!("`{name}` is there, but config.json has no place for it")));
@@ -54,6 +56,13 @@ pub(crate) fn deciding_keys(name: &str) -> &'static str {
     let module = name.trim_end_matches(".weight").trim_end_matches(".bias");
     match module.rsplit('.').next() {
         Some("embed_tokens" | "lm_head") => "vocab_size and hidden_size",
+        Some("embed_tokens_per_layer") => {
+            "vocab_size_per_layer_input, hidden_size_per_layer_input and num_hidden_layers"
+        }
+        Some("per_layer_model_projection") => "hidden_size_per_layer_input, num_hidden_layers and hidden_size",
+        Some("per_layer_input_gate" | "per_layer_projection" | "per_layer_projection_norm") => {
+            "hidden_size_per_layer_input and hidden_size"
+        }
         Some("q_proj" | "o_proj") => "num_attention_heads x head_dim and hidden_size",
         Some("k_proj" | "v_proj") => "num_key_value_heads x head_dim and hidden_size",
         Some("q_norm" | "k_norm") => "head_dim and the number of heads",

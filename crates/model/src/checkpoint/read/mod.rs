@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use firebrick_arch::folder::{INDEX_FILE, WEIGHTS_FILE};
 use firebrick_arch::json::{JsonObject, parse_object, read_text};
-use firebrick_arch::{ModelSpec, Role, TextLayout, is_other_part, text_name, text_name_in_adapter};
+use firebrick_arch::{ModelSpec, Role, TextLayout, counted, is_other_part, text_name, text_name_in_adapter};
 use firebrick_precision::{BlockScales, QuantFormat, QuantizedTensor};
 use safetensors::Dtype;
 use serde_json::Value;
@@ -29,7 +29,7 @@ use self::shard::Shard;
 use crate::checkpoint::experts::fused::{self, ExpertSlice};
 use crate::checkpoint::quantized::{self, Bnb4bit, QuantizedWeight};
 use crate::checkpoint::tensor::{TensorBytes, TensorF32, TensorInfo};
-use crate::error::{ModelError, counted, first_few};
+use crate::error::{ModelError, first_few};
 
 /// The weights of a model folder, checked but not read.
 #[derive(Debug)]
@@ -220,7 +220,7 @@ impl HfFolder {
         let codes = weight.read()?;
         if let Some(codes) = &codes {
             let scales = codes.scales.block.values();
-            convert::check_finite(&format!("{name} (scales)"), weight.path(), 0, &scales)?;
+            convert::check_finite(&format!("{name} (scales)"), weight.path(), &scales)?;
         }
         Ok(codes)
     }
@@ -230,6 +230,26 @@ impl HfFolder {
         match self.holder.get(name) {
             Some(Holder::Quantized(weight)) => weight.read_bnb(),
             _ => Ok(None),
+        }
+    }
+
+    /// Returns the file of a tensor that is read in rows.
+    ///
+    /// # Errors
+    /// No tensor of this name, or one that is stored quantized or in a format that is no weight's.
+    pub(crate) fn shard_of(&self, name: &str) -> Result<Arc<Shard>, ModelError> {
+        let holder = self.locate(name)?;
+        let Holder::Plain(shard) = holder else {
+            let problem = "its rows are read one by one, which needs them in F32, BF16 or F16".to_owned();
+            return Err(ModelError::QuantizedWeight { dir: self.dir.clone(), name: name.to_owned(), problem });
+        };
+        let stored = shard.known(name).dtype;
+        match convert::device_dtype(stored) {
+            Some(_) => Ok(Arc::clone(shard)),
+            None => {
+                let (name, path) = (name.to_owned(), holder.path().to_path_buf());
+                Err(ModelError::UnsupportedDtype { name, path, got: format!("{stored:?}") })
+            }
         }
     }
 
@@ -270,7 +290,7 @@ impl HfFolder {
             Holder::OfExpert(slice) => slice.read_f32(name),
             Holder::Quantized(weight) => {
                 let values = weight.values()?;
-                convert::check_finite(name, weight.path(), 0, &values)?;
+                convert::check_finite(name, weight.path(), &values)?;
                 Ok(values)
             }
         }
@@ -363,17 +383,14 @@ fn is_file_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{File, OpenOptions, copy, read, remove_file, write};
+    use std::fs::{File, OpenOptions, copy, remove_file, write};
 
     use firebrick_arch::{ArchError, ModelConfig};
-    use firebrick_kernels::MemoryOps;
-    use firebrick_kernels::backends::Flex;
     use firebrick_precision::FloatType;
     use serde_json::json;
     use tempfile::{TempDir, tempdir};
 
     use super::*;
-    use crate::checkpoint::read::ahead::{Limits, Request, read_ahead};
     use crate::checkpoint::write::{self, Fetched, write_safetensors, write_safetensors_f32};
     use crate::test_config::{shapes, tiny, write_folder_of};
 
@@ -391,35 +408,6 @@ mod tests {
         write::write_sharded(&dir, &config, FloatType::F32, None, None, 2_000, fetch).unwrap();
         assert!(dir.join("model-00001-of-00003.safetensors").is_file());
         (temp, dir, config)
-    }
-
-    #[test]
-    fn every_tensor_of_a_sharded_folder_reads_back() {
-        let (_temp, dir, config) = sharded();
-        let folder = HfFolder::open(&dir).unwrap();
-        folder.check_complete(&config).unwrap();
-        for (name, shape) in shapes(&config) {
-            assert_eq!(folder.read_f32(&name, &shape).unwrap(), values(&name, shape.iter().product()), "{name}");
-        }
-    }
-
-    #[test]
-    fn a_sharded_folder_is_read_ahead_across_its_files() {
-        let (_temp, dir, config) = sharded();
-        let folder = HfFolder::open(&dir).unwrap();
-        let requests =
-            shapes(&config).into_iter().map(|(name, shape)| Request { name, shape, dtype: None, format: None });
-        let requests: Vec<_> = requests.collect();
-        let allocate = |bytes| Flex::host_buffer(&Default::default(), bytes);
-        let limits = Limits { readers: 4, bytes: 1_000, piece: 300 };
-        read_ahead(&folder, &requests, limits, &allocate, |ahead| {
-            for Request { name, shape, .. } in &requests {
-                let stored: Vec<u8> =
-                    values(name, shape.iter().product()).iter().flat_map(|value| value.to_le_bytes()).collect();
-                assert_eq!(ahead.take(name).into_buffer(&allocate).unwrap()[..], stored, "{name}");
-            }
-        })
-        .unwrap();
     }
 
     #[test]
@@ -550,7 +538,7 @@ mod tests {
                 _ => vec![0; 16],
             })
         };
-        write_safetensors(&path, &BTreeMap::from(infos), &BTreeMap::new(), bytes).unwrap();
+        write_safetensors(&path, &BTreeMap::from(infos), bytes).unwrap();
         let folder = HfFolder::open(temp.path()).unwrap();
         assert_eq!(folder.read_f32("b", &[2]).unwrap(), [1.5, half::bf16::from_f32(-3e38).to_f32()]);
         assert_eq!(folder.read_f32("h", &[2]).unwrap(), [0.25, -65504.0]);
@@ -564,9 +552,8 @@ mod tests {
         let temp = tempdir().unwrap();
         let large = TensorF32 { shape: vec![700_001], values: values("large", 700_001) };
         let path = temp.path().join(WEIGHTS_FILE);
-        write_safetensors_f32(&path, &BTreeMap::from([("large".to_owned(), large.clone())]), &BTreeMap::new()).unwrap();
+        write_safetensors_f32(&path, &BTreeMap::from([("large".to_owned(), large.clone())])).unwrap();
         assert_eq!(HfFolder::open(temp.path()).unwrap().read_f32("large", &[700_001]).unwrap(), large.values);
         assert_eq!(read_adapter_f32(&path).unwrap()["large"], large);
-        assert_eq!(read(&path).unwrap().len() % 4, 0);
     }
 }

@@ -153,13 +153,8 @@ impl Shard {
     pub(crate) fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
         let info = self.known(name);
         let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
-        self.read_into(name, &mut bytes)?;
+        self.read_from(name, 0, &mut bytes)?;
         Ok(TensorBytes { dtype: info.dtype, shape: info.shape.clone(), bytes })
-    }
-
-    /// Reads the bytes of one tensor, as many as fit into `out`. The caller has checked that it is here.
-    pub(crate) fn read_into(&self, name: &str, out: &mut [u8]) -> Result<(), ModelError> {
-        self.read_from(name, 0, out)
     }
 
     /// Reads the bytes of one tensor from `begin` on, as many as fit into `out`. The caller has checked that they are here.
@@ -189,31 +184,22 @@ impl Shard {
 
     /// Reads one tensor into f32, on all processors, and checks that it is finite. The caller has checked that it is here.
     pub(crate) fn read_f32(&self, name: &str) -> Result<Vec<f32>, ModelError> {
-        let info = self.known(name);
-        let Some(stored) = convert::device_dtype(info.dtype) else {
-            let (name, path, got) = (name.to_owned(), self.path.clone(), format!("{:?}", info.dtype));
-            return Err(ModelError::UnsupportedDtype { name, path, got });
-        };
-        let mut values = vec![0.0; info.shape.iter().product()];
+        self.weight_dtype(name, name)?;
+        let mut values = vec![0.0; self.known(name).shape.iter().product()];
         let part = |(index, out): (usize, &mut [f32])| {
-            let start = info.data_offsets.0 + index * PART * stored.size();
-            self.read_part(start, stored, out).map_err(ModelError::io("read", &self.path))?;
-            convert::check_finite(name, &self.path, index * PART, out)
+            self.read_elements(name, index * PART, DType::F32, bytemuck::cast_slice_mut(out)).map(drop)
         };
         values.par_chunks_mut(PART).enumerate().try_for_each(part)?;
         Ok(values)
     }
 
-    /// Reads elements from the byte `start` of the data on, as many as fit into `out`.
-    fn read_part(&self, start: usize, stored: DType, out: &mut [f32]) -> IoResult<()> {
-        let mut file = self.reader(start as u64)?;
-        let mut block = vec![0; BLOCK_BYTES.min(out.len() * stored.size())];
-        for out in out.chunks_mut(BLOCK_BYTES / stored.size()) {
-            let block = &mut block[..out.len() * stored.size()];
-            file.read_exact(block)?;
-            convert::to_f32(stored, block, out);
-        }
-        Ok(())
+    /// Returns the device's name of a tensor's format. An error for a format that is not read as weights names the tensor `shown`.
+    pub(crate) fn weight_dtype(&self, name: &str, shown: &str) -> Result<DType, ModelError> {
+        let stored = self.known(name).dtype;
+        convert::device_dtype(stored).ok_or_else(|| {
+            let (name, path, got) = (shown.to_owned(), self.path.clone(), format!("{stored:?}"));
+            ModelError::UnsupportedDtype { name, path, got }
+        })
     }
 
     /// Reads the elements of a tensor from `first` on, as many as fit into `out` in the number format `requested`, and checks that they are finite.

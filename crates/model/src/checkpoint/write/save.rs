@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use firebrick_arch::PER_LAYER_EMBEDDING;
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::memory::slices;
 use firebrick_kernels::{Kernels, Parameter};
 use firebrick_precision::FloatType;
 
 use crate::checkpoint::write::companions::Companions;
-use crate::checkpoint::{Fetched, HfFolder, write_hf_folder};
+use crate::checkpoint::{Fetched, HfFolder, stored_format, write_hf_folder};
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::layer::{Layer, Mlp};
@@ -24,7 +25,7 @@ impl<B: Kernels> Decoder<B> {
     /// folder is such a checkpoint too, with the other parts of `base`; without a base it holds the text model alone.
     ///
     /// # Errors
-    /// The folder already holds something, or cannot be written.
+    /// The folder already holds something, or cannot be written, or the table of the layers' own inputs cannot be read.
     ///
     /// # Panics
     /// If part of the model is frozen: adapters are saved by [`Decoder::save_adapter`].
@@ -36,14 +37,17 @@ impl<B: Kernels> Decoder<B> {
         companions: Option<&Companions>,
         base: Option<&HfFolder>,
     ) -> Result<(), ModelError> {
-        let parameters = self.parameters().into_iter().chain(self.router_corrections());
+        let parameters = self.parameters().into_iter().chain(self.router_vectors());
         let parameters: BTreeMap<_, _> =
             parameters.map(|parameter| (parameter.name.as_ref(), &parameter.value)).collect();
         let parts = self.stored_parts();
-        let places = parts.places();
+        let (places, untrained) = (parts.places(), self.untrained(dtype));
         write_hf_folder(dir, &self.config, dtype, companions, base, |name| {
             if let Some(values) = collected.remove(name) {
                 return Ok(Fetched::Values(values));
+            }
+            if let Some(fetched) = untrained(name) {
+                return fetched;
             }
             let frozen = || panic!("{name} is frozen, so the model is not saved whole");
             let value = |name: &str| (*parameters.get(name).unwrap_or_else(frozen)).clone();
@@ -55,16 +59,35 @@ impl<B: Kernels> Decoder<B> {
                     slices(stack, &[(index * elements, elements)]).remove(0)
                 }
             };
-            Ok(Fetched::Values(value.into_data().to_vec::<f32>().expect("parameters are f32")))
+            Ok(Fetched::Values(value.into_data().convert::<f32>().into_vec().expect("just converted to f32")))
         })
     }
 
-    /// Iterates over the corrections of routers, which never train.
-    fn router_corrections(&self) -> impl Iterator<Item = &Parameter<B>> {
-        self.layers.iter().filter_map(|layer| match &layer.mlp {
+    /// Returns what reads the tensors that are on the host and never train: factors of the layers' outputs, and the table of their own inputs.
+    pub(crate) fn untrained(
+        &self,
+        dtype: FloatType,
+    ) -> impl Fn(&str) -> Option<Result<Fetched, ModelError>> + Send + use<B> {
+        let spec = &self.config.spec;
+        let each = self.layers.iter().enumerate();
+        let scalars = each.filter_map(|(index, layer)| Some((spec.layer_scalar(index)?.name, layer.scalar?)));
+        let scalars: BTreeMap<String, f32> = scalars.collect();
+        let rows = spec.per_layer_inputs.map_or(0, |inputs| inputs.vocab_size);
+        let table = self.layer_inputs.as_ref().map(|own| own.table.clone());
+        move |name: &str| match (scalars.get(name), &table) {
+            (Some(scalar), _) => Some(Ok(Fetched::Values(vec![*scalar]))),
+            (None, Some(table)) if name == PER_LAYER_EMBEDDING => Some(table.fetched(rows, stored_format(name, dtype))),
+            _ => None,
+        }
+    }
+
+    /// Iterates over the vectors of routers, which never train.
+    pub(crate) fn router_vectors(&self) -> impl Iterator<Item = &Parameter<B>> {
+        let experts = self.layers.iter().filter_map(|layer| match &layer.mlp {
             Mlp::Gated { .. } => None,
-            Mlp::Experts(experts) => experts.correction.as_ref(),
-        })
+            Mlp::Experts(experts) => Some(experts),
+        });
+        experts.flat_map(|experts| experts.router_vectors())
     }
 
     /// Collects the trained weights that ranks divide on rank 0, which then has a copy of them in host memory. Returns nothing on the others, or if
@@ -81,7 +104,8 @@ impl<B: Kernels> Decoder<B> {
             if division.communicator.rank() == 0 {
                 for linear in layer.linears() {
                     let Some(parameter) = linear.base.trained() else { continue };
-                    let values = parameter.value.to_data().to_vec::<f32>().expect("parameters are f32");
+                    let values = parameter.value.to_data().convert::<f32>();
+                    let values = values.into_vec::<f32>().expect("just converted to f32");
                     let names = linear.stored_names(parameter).unwrap_or_else(|| vec![parameter.name.to_string()]);
                     let each = values.len() / names.len();
                     let parts = values.chunks(each).map(<[f32]>::to_vec);
@@ -92,7 +116,8 @@ impl<B: Kernels> Decoder<B> {
         collected
     }
 
-    /// Reads the values of every trained parameter on this rank from a folder that [`Decoder::save_model`] wrote in f32.
+    /// Reads the values of every trained parameter on this rank from a folder that [`Decoder::save_model`] wrote in f32, which holds those in bf16
+    /// unchanged.
     ///
     /// # Errors
     /// A folder that lacks a parameter or holds it in another shape.
@@ -114,8 +139,9 @@ impl<B: Kernels> Decoder<B> {
                     values
                 }
             };
-            let name = parameter.name.clone();
-            *parameter = Parameter::from_host(name, &parameter.shape, parameter.role, values, &device);
+            let (name, dtype) = (parameter.name.clone(), parameter.value.dtype());
+            let read = Parameter::from_host(name, &parameter.shape, parameter.role, values, &device);
+            *parameter = read.in_format(dtype);
         }
         Ok(())
     }

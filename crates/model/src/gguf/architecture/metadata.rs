@@ -1,16 +1,17 @@
 //! The metadata of a model in a GGUF file, in the keys that llama.cpp reads for its family.
 //!
-//! Trade-off: sizes are those of the first layer; families with layers of unequal sizes are not in the table.
+//! Sizes that differ between layers are lists; Gemma 4's keys have the width of heads without a window, and more keys that with one.
+//! Trade-off: other sizes are those of the first layer; no family in the table has layers that differ in them.
 
 use std::path::Path;
 
 use firebrick_arch::folder::CONFIG_FILE;
 use firebrick_arch::json::parse_object;
-use firebrick_arch::{MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
+use firebrick_arch::{LayerSpec, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
 use serde_json::Value as Json;
 
 use super::super::container::Value;
-use super::{Architecture, Windows, first_attention, window};
+use super::{Architecture, GEMMA4, Windows, first_attention, window};
 
 impl Architecture {
     /// Returns what the file says of the model, for llama.cpp's number of a file's type.
@@ -24,31 +25,35 @@ impl Architecture {
             ("general.file_type".to_owned(), Value::U32(file_type)),
             ("general.quantization_version".to_owned(), Value::U32(2)),
         ];
-        let keys = [self.sizes(config), self.windows(spec), rope_keys(&spec.ropes), self.multipliers(config)];
+        let more_sizes = if self.name == GEMMA4 { sizes_of_gemma4(spec) } else { Vec::new() };
+        let keys =
+            [self.sizes(config), more_sizes, self.windows(spec), rope_keys(&spec.ropes), self.multipliers(config)];
         metadata.extend(keys.into_iter().flatten().map(|(key, value)| (format!("{}.{key}", self.name), value)));
         metadata
     }
 
     fn sizes(&self, config: &ModelConfig) -> Vec<(&'static str, Value)> {
         let spec = &config.spec;
-        let (layer, count) = (&spec.layers[0], |value: usize| Value::U32(value as u32));
-        let attention = first_attention(spec);
+        let layer = &spec.layers[0];
+        let (attention, full) = (first_attention(spec), spec.attentions().rfind(|one| one.window.is_none()));
+        let head_dim = full.unwrap_or(attention).head_dim;
         let context = match (self.windows, window(spec)) {
             (Windows::Unknown, Some(window)) => window,
             _ => spec.max_position_embeddings,
         };
         // A mixture may have a width that none of its layers has.
-        let width =
-            number_in(config, "intermediate_size").filter(|_| layer.mlp.is_mixture()).map(|width| width as usize);
+        let has_another = layer.mlp.is_mixture() && layer.mlp.shared().is_none();
+        let width = number_in(config, "intermediate_size").filter(|_| has_another).map(|width| count(width as usize));
+        let own_width = || of_layers(spec.layers.iter().map(dense_width));
         let mut sizes = vec![
             ("block_count", count(spec.layers.len())),
             ("context_length", count(context)),
             ("embedding_length", count(spec.hidden_size)),
-            ("feed_forward_length", count(width.unwrap_or(layer.mlp.intermediate_size()))),
+            ("feed_forward_length", width.unwrap_or_else(own_width)),
             ("attention.head_count", count(attention.heads)),
-            ("attention.head_count_kv", count(attention.kv_heads)),
-            ("attention.key_length", count(attention.head_dim)),
-            ("attention.value_length", count(attention.head_dim)),
+            ("attention.head_count_kv", of_layers(spec.attentions().map(|attention| attention.kv_heads))),
+            ("attention.key_length", count(head_dim)),
+            ("attention.value_length", count(head_dim)),
             ("rope.dimension_count", count(spec.ropes[0].rotary_dim)),
             ("vocab_size", count(spec.vocab_size)),
         ];
@@ -72,6 +77,7 @@ impl Architecture {
             Windows::Unknown => return Vec::new(),
             Windows::AllButEvery(every) => (every, false),
             Windows::AlwaysAllButEvery(every) => (every, true),
+            Windows::AlwaysListed => (usize::MAX, true),
         };
         let slides: Vec<bool> = spec.attentions().map(|attention| attention.window.is_some()).collect();
         let window = spec.attentions().find_map(|attention| attention.window);
@@ -80,7 +86,7 @@ impl Architecture {
         }
         let mut keys = vec![(key, Value::U32(window.unwrap_or(spec.max_position_embeddings) as u32))];
         let as_usual = slides.iter().enumerate().all(|(layer, &slides)| slides == (layer % every < every - 1));
-        if !as_usual || self.name == "olmo2" {
+        if !as_usual || ["olmo2", GEMMA4].contains(&self.name) {
             keys.push(("attention.sliding_window_pattern", Value::Bools(slides)));
         }
         keys
@@ -107,6 +113,38 @@ impl Architecture {
         keys.extend(spec.logit_soft_cap.map(|cap| ("final_logit_softcapping", float(cap))));
         keys
     }
+}
+
+fn count(value: usize) -> Value {
+    Value::U32(value as u32)
+}
+
+/// Describes a size of each layer: one number if all have the same.
+fn of_layers(sizes: impl Iterator<Item = usize>) -> Value {
+    let sizes: Vec<usize> = sizes.collect();
+    if sizes.iter().all(|size| *size == sizes[0]) {
+        count(sizes[0])
+    } else {
+        Value::I32s(sizes.into_iter().map(|size| size as i32).collect())
+    }
+}
+
+/// Returns the width of a layer's MLP, which is the one next to the experts if there are any.
+fn dense_width(layer: &LayerSpec) -> usize {
+    layer.mlp.shared().map_or(layer.mlp.intermediate_size(), |shared| shared.intermediate_size)
+}
+
+/// Describes heads with a window, which have widths of their own, the layers without keys of their own, and the layers' inputs.
+fn sizes_of_gemma4(spec: &ModelSpec) -> Vec<(&'static str, Value)> {
+    let sliding = spec.attentions().find(|attention| attention.window.is_some()).unwrap_or(first_attention(spec));
+    let sharers = spec.attentions().filter(|attention| attention.reads_another()).count();
+    vec![
+        ("attention.key_length_swa", count(sliding.head_dim)),
+        ("attention.value_length_swa", count(sliding.head_dim)),
+        ("attention.shared_kv_layers", count(sharers)),
+        ("embedding_length_per_layer_input", count(spec.per_layer_inputs.map_or(0, |inputs| inputs.width))),
+        ("rope.dimension_count_swa", count(sliding.rope.map_or(0, |rope| spec.ropes[rope].rotary_dim))),
+    ]
 }
 
 /// Reads a number of a config.json that a [`ModelSpec`] does not have, because nothing is computed with it or it is part of others.

@@ -3,7 +3,8 @@
 //!
 //! A `tokenizer.json` has no scores but a list of merges, in the order of the scores that they were made from. A token's score here is the negative
 //! number of its first merge, counted by tokens: another value than in `tokenizer.model`, and the same order, which is all that counts.
-//! Trade-off: llama.cpp merges whatever gives a token, so a tokenizer whose list leaves out such a pair is refused.
+//! Trade-off: llama.cpp merges whatever gives a token, so a tokenizer whose list leaves out such a pair is refused. Not so in Gemma 4, where llama.cpp
+//! reads the list itself, and merges no line break with another character.
 
 use std::collections::{HashMap, HashSet};
 
@@ -38,6 +39,7 @@ pub(super) fn method(
     merges: &[(&str, &str)],
     (texts, kinds): (&mut [String], &mut [i32]),
     has_template: bool,
+    in_order: bool,
 ) -> Result<Method, String> {
     if model.get("ignore_merges") == Some(&Json::Bool(true)) {
         return Err("a tokenizer with bytes for unknown characters that takes tokens without merging them".to_owned());
@@ -57,7 +59,6 @@ pub(super) fn method(
     if kinds.iter().filter(|kind| **kind == BYTE).count() != bytes.len() {
         return Err("a tokenizer without a token for each byte".to_owned());
     }
-    let scores = scores(merges, texts, kinds)?;
     let (adds_space, note) = match prefix {
         Prefix::Nothing => (false, None),
         Prefix::Space => (true, None),
@@ -65,15 +66,33 @@ pub(super) fn method(
         Prefix::SpaceAtStart if has_template => (false, Some(NOT_AT_START)),
         Prefix::SpaceAtStart => (true, Some(NOT_AFTER_SPECIAL)),
     };
-    let mut keys = vec![
-        ("model", Value::Text("llama".to_owned())),
-        ("pre", Value::Text("default".to_owned())),
-        ("scores", Value::F32s(scores)),
-        ("add_space_prefix", Value::Bool(adds_space)),
-    ];
+    let mut keys = if in_order {
+        in_order_of_merges(merges, prefix)?
+    } else {
+        let scores = Value::F32s(scores(merges, texts, kinds)?);
+        vec![("model", Value::Text("llama".to_owned())), ("pre", Value::Text("default".to_owned())), ("scores", scores)]
+    };
+    keys.push(("add_space_prefix", Value::Bool(adds_space)));
     let unk = texts.iter().position(|text| Some(text.as_str()) == unk);
     keys.extend(unk.map(|id| ("unknown_token_id", Value::U32(id as u32))));
     Ok(Method { keys, note })
+}
+
+/// Describes the merges in their order, for a tokenizer that puts nothing before a text.
+fn in_order_of_merges(merges: &[(&str, &str)], prefix: Prefix) -> Result<Vec<(&'static str, Value)>, String> {
+    if prefix != Prefix::Nothing {
+        return Err("a tokenizer that puts a space before a text, in a family where llama.cpp does not".to_owned());
+    }
+    let is_cut = |(left, right): &&(&str, &str)| {
+        let breaks = |text: &str| text.matches('\n').count();
+        let found = breaks(left) + breaks(right);
+        found > 0 && found < left.len() + right.len()
+    };
+    if let Some((left, right)) = merges.iter().find(is_cut) {
+        return Err(format!("a tokenizer that merges {left:?} and {right:?}, where llama.cpp cuts at line breaks"));
+    }
+    let merges = merges.iter().map(|(left, right)| format!("{left} {right}")).collect();
+    Ok(vec![("model", Value::Text("gemma4".to_owned())), ("merges", Value::Texts(merges))])
 }
 
 /// Returns what is put before a segment; `None` if the tokenizer does anything besides that and writing spaces as SentencePiece does.
@@ -156,6 +175,15 @@ mod tests {
         assert_eq!(prefix(&metaspace("first", true), &none), None, "words are cut");
         assert_eq!(prefix(&none, &json!({ "type": "Lowercase" })), None);
         assert_eq!(prefix(&gemma, &both), None);
+    }
+
+    #[test]
+    fn merges_are_in_order_and_keep_line_breaks_apart() {
+        let of = |merges: &[(&str, &str)], prefix| in_order_of_merges(merges, prefix);
+        let keys = of(&[("\n", "\n"), ("a", "b")], Prefix::Nothing).unwrap();
+        assert_eq!(keys[1], ("merges", Value::Texts(vec!["\n \n".to_owned(), "a b".to_owned()])));
+        assert!(of(&[("a", "b")], Prefix::Space).unwrap_err().contains("puts a space before a text"));
+        assert!(of(&[("\n", "a")], Prefix::Nothing).unwrap_err().contains("cuts at line breaks"));
     }
 
     #[test]

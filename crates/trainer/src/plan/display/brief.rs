@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use firebrick_arch::counted;
 use firebrick_hwprofile::human::{grouped, human_range, human_seconds};
 use firebrick_hwprofile::memory::human_bytes;
 use firebrick_kernels::GemmFormat;
@@ -61,14 +62,14 @@ impl Plan {
     fn of_a_step(&self) -> String {
         let (rows, times) = (self.micro_batch_size.value, self.gradient_accumulation.value);
         let accumulated = if times > 1 { format!(", {rows} at a time") } else { String::new() };
-        let (steps, why) = (grouped(&self.steps.value.to_string()), &self.steps.reason);
-        let of_all = self.gradient_accumulation.reason.split(',').next().unwrap_or_default();
-        format!("{of_all}{accumulated}; {steps} steps, {why}")
+        let (steps, why) = (counted(self.steps.value, "step"), &self.steps.reason);
+        let of_all = self.gradient_accumulation.reason.split(", one").next().unwrap_or_default();
+        format!("{of_all}{accumulated}; {steps}, {why}")
     }
 
     fn of_the_rate(&self) -> String {
         let (rate, schedule, warmup) = (self.learning_rate.value, self.schedule.value, self.warmup_steps.value);
-        format!("{rate:e}, {} after {warmup} steps of warm-up", to_name(&schedule))
+        format!("{rate:e}, {} after {} of warm-up", to_name(&schedule), counted(warmup, "step"))
     }
 }
 

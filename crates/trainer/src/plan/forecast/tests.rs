@@ -1,36 +1,31 @@
 //! Tests forecasts of whole recipes on the machines of the table against measured speeds.
 
-use firebrick_hwprofile::peaks::MeasuredGemm;
 use firebrick_hwprofile::spec::{CardClocks, Maker};
 use firebrick_hwprofile::{Gpu, HardwareProfile};
 use firebrick_kernels::Answers;
+#[cfg(feature = "flex")]
+use serde_json::json;
 
 use super::*;
-use crate::config::{GrpoSection, RunConfig};
-use crate::plan::fixtures::{Example, LLAMA_8B, full_rows, inputs, read_model, read_recipe};
-use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
+use crate::config::GrpoSection;
+use crate::plan::fixtures::Example;
+#[cfg(feature = "flex")]
+use crate::plan::fixtures::{full_rows, llama, read_recipe};
+use crate::plan::{Plan, PlanInputs, PlanRequest};
 
 /// The recipe for one H100.
 const RECIPE: &str = include_str!("../../../../../configs/h100.toml");
 
 fn plan(machine: &str, changes: &[&str], request: PlanRequest) -> Plan {
-    plan_of(RECIPE, machine, changes, request)
-}
-
-fn plan_of(recipe: &str, machine: &str, changes: &[&str], request: PlanRequest) -> Plan {
-    plan_of_ranks(recipe, machine, changes, request, 1)
-}
-
-fn plan_of_ranks(recipe: &str, machine: &str, changes: &[&str], request: PlanRequest, ranks: usize) -> Plan {
-    let (config, model, data) = (read_recipe(recipe, changes), read_model(LLAMA_8B), full_rows(4096));
-    let profile = HardwareProfile::of_machine(AcceleratorSpec::named(machine).unwrap());
-    let inputs = PlanInputs { world_size: ranks, request: &request, ..inputs(&config, &profile, &model, &data) };
-    Plan::resolve(inputs).unwrap()
+    let example = Example::of(RECIPE, machine, changes);
+    Plan::resolve(PlanInputs { request: &request, ..example.inputs() }).unwrap()
 }
 
 #[test]
 fn several_ranks_add_the_communication_that_they_do_not_hide() {
-    let forecast = |ranks| plan_of_ranks(RECIPE, "h100", &[], PlanRequest::default(), ranks).forecast.unwrap();
+    let example = Example::of(RECIPE, "h100", &[]);
+    let plan = |world_size| Plan::resolve(PlanInputs { world_size, ..example.inputs() }).unwrap();
+    let forecast = |ranks| plan(ranks).forecast.unwrap();
     let (one, two, many) = (forecast(1), forecast(2), forecast(1024));
     assert_eq!(one.communication_seconds, None);
     let exposed = two.communication_seconds.as_ref().unwrap().value;
@@ -39,7 +34,7 @@ fn several_ranks_add_the_communication_that_they_do_not_hide() {
     // An adapter's gradients are 168 MiB. Even on 1,024 cards, summing them takes well below 1 % of a step.
     let share = |of: &Forecast| of.communication_seconds.as_ref().unwrap().value.upper / of.step_seconds.value.lower;
     assert!(share(&two) < share(&many) && share(&many) < 0.01, "{} {}", share(&two), share(&many));
-    let text = plan_of_ranks(RECIPE, "h100", &[], PlanRequest::default(), 1024).to_string();
+    let text = plan(1024).to_string();
     assert!(text.contains("exposed communication") && text.contains("which is an assumption"), "{text}");
     assert!(text.contains("NCCL"), "{text}");
 }
@@ -72,13 +67,11 @@ fn sampling_takes_longer_for_longer_completions_and_is_divided_among_the_steps_o
 
 #[test]
 fn a_step_that_samples_takes_the_time_of_that_too() {
-    let (mut config, model, data) = (read_recipe(RECIPE, &[]), read_model(LLAMA_8B), full_rows(4096));
-    let machine = HardwareProfile::of_machine(AcceleratorSpec::named("h100").unwrap());
-    let plan = |config: &RunConfig| Plan::resolve(inputs(config, &machine, &model, &data)).unwrap();
+    let mut example = Example::of(RECIPE, "h100", &[]);
     let forecast = |plan: &Plan| plan.forecast.clone().unwrap();
-    let without = plan(&config);
-    config.grpo = Some(GrpoSection::default());
-    let with = plan(&config);
+    let without = example.plan();
+    example.config.grpo = Some(GrpoSection::default());
+    let with = example.plan();
     let sampling = forecast(&with).sampling_seconds.unwrap().value;
     let [before, after] = [&without, &with].map(|plan| forecast(plan).step_seconds.value.lower);
     assert!(sampling.lower > 0.0 && after > 0.99 * before + sampling.lower, "{before} {after}");
@@ -87,12 +80,10 @@ fn a_step_that_samples_takes_the_time_of_that_too() {
 
 #[test]
 fn packed_documents_are_planned_for_the_attention_that_takes_them() {
-    let (config, model) = (read_recipe(RECIPE, &["train.micro_batch_size=1"]), read_model(LLAMA_8B));
     let attention = |machine: &str, documents_per_row| {
-        let profile = HardwareProfile::of_machine(AcceleratorSpec::named(machine).unwrap());
-        let data = DataShape { documents_per_row, ..full_rows(4096) };
-        let plan = Plan::resolve(inputs(&config, &profile, &model, &data)).unwrap();
-        plan.forecast.unwrap().attention.value
+        let mut example = Example::of(RECIPE, machine, &["train.micro_batch_size=1"]);
+        example.data.documents_per_row = documents_per_row;
+        example.plan().forecast.unwrap().attention.value
     };
     for (machine, takes_packed) in [("h100", true), ("b200", true), ("a100", false), ("5090", false), ("l4", false)] {
         assert!(attention(machine, 1).starts_with("cuDNN"), "{machine}");
@@ -148,18 +139,9 @@ fn speeds_measured_on_an_h100_lie_in_their_ranges() {
 
 #[test]
 fn peaks_measured_here_take_the_place_of_a_library_s_and_the_plan_says_so() {
-    let (config, model, data) = (read_recipe(RECIPE, &[]), read_model(LLAMA_8B), full_rows(4096));
-    let mut machine = HardwareProfile::of_machine(AcceleratorSpec::named("h100").unwrap());
-    machine.measured.push(MeasuredPeaks {
-        backend: "cuda".to_owned(),
-        device: machine.gpus[0].name.clone(),
-        driver: String::new(),
-        measured_at: 0,
-        gemm_size: 8192,
-        gemms: vec![MeasuredGemm { format: MathFormat::Bf16, tflops: 400.0 }],
-        copy_tb_s: 2.0,
-    });
-    let measured = Plan::resolve(inputs(&config, &machine, &model, &data)).unwrap().forecast.unwrap();
+    let mut example = Example::of(RECIPE, "h100", &[]);
+    example.measure(&[(MathFormat::Bf16, 400.0)], 2.0);
+    let measured = example.plan().forecast.unwrap();
     let documented = forecast_of("h100", &[]);
     assert_eq!(measured.step_seconds.value.lower, documented.step_seconds.value.lower, "no implementation is faster");
     assert!(measured.step_seconds.value.upper > 1.5 * documented.step_seconds.value.upper);
@@ -197,8 +179,7 @@ fn unknown_card(compute_capability: (u32, u32), clocks: CardClocks) -> HardwareP
 
 /// Returns the forecast of an [`Example`] on a machine.
 fn forecast_on(profile: HardwareProfile) -> Option<Forecast> {
-    let mut example = Example::new(&[], 80, 256);
-    example.profile = profile;
+    let example = Example { profile, ..Example::new(&[], 80, 256) };
     let (case, training) = (example.case(), example.training());
     let (estimate, _) = fit::check(&case, &training, 1, true).unwrap();
     let extent = RunLength {
@@ -265,7 +246,7 @@ fn the_recipes_for_one_machine_fit_on_it() {
         (recipe!("apple"), "m4-max"),
     ];
     for (recipe, machine) in recipes {
-        let plan = plan_of(recipe, machine, &[], PlanRequest::default());
+        let plan = Example::of(recipe, machine, &[]).plan();
         assert_eq!(plan.forced, None, "{machine}");
         assert!(plan.forecast.is_some(), "{machine}");
     }
@@ -274,22 +255,21 @@ fn the_recipes_for_one_machine_fit_on_it() {
 #[test]
 #[cfg(feature = "flex")]
 fn the_recipe_for_a_processor_fits_into_the_memory_of_a_small_one() {
-    let smollm = LLAMA_8B
-        .replace("\"vocab_size\": 128256", "\"vocab_size\": 49152")
-        .replace("\"hidden_size\": 4096", "\"hidden_size\": 576")
-        .replace("\"intermediate_size\": 14336", "\"intermediate_size\": 1536")
-        .replace("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 30")
-        .replace("\"num_attention_heads\": 32", "\"num_attention_heads\": 9")
-        .replace("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 3")
-        .replace("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
-    let config = read_recipe(include_str!("../../../../../configs/cpu.toml"), &["backend=flex"]);
-    let (model, data) = (read_model(&smollm), full_rows(512));
-    let profile = HardwareProfile::described(4, 4 << 30, Vec::new());
-    let plan = Plan::resolve(inputs(&config, &profile, &model, &data)).unwrap();
+    let smollm = json!({
+        "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": true,
+    });
+    let mut example = Example {
+        config: read_recipe(include_str!("../../../../../configs/cpu.toml"), &["backend=flex"]),
+        profile: HardwareProfile::described(4, 4 << 30, Vec::new()),
+        model: llama(&smollm),
+        data: full_rows(512),
+    };
+    let plan = example.plan();
     // The recipe's own arithmetic says about 2.4 GB, or 1.1 where less is free.
     assert!((2_000_000_000..2_700_000_000).contains(&plan.memory_bytes.value), "{}", plan.memory_bytes.value);
-    let profile = HardwareProfile::described(4, 2 << 30, Vec::new());
-    let small = Plan::resolve(inputs(&config, &profile, &model, &data)).unwrap();
+    example.profile = HardwareProfile::described(4, 2 << 30, Vec::new());
+    let small = example.plan();
     assert!((700_000_000..1_500_000_000).contains(&small.memory_bytes.value), "{}", small.memory_bytes.value);
     assert_eq!((plan.forced, plan.forecast), (None, None), "a processor has no forecast");
 }

@@ -3,17 +3,20 @@
 //! This file adds what only a recipe knows: the folder that stores tokens, and the names in reports.
 //! Trade-off: small data is tokenized by every run, which takes a second and leaves no files.
 
+use std::collections::HashSet;
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use firebrick_arch::counted;
 use firebrick_data::{
     CacheError, Corpus, DataError, Diagnosis, DocumentSet, EncodeOptions, Encoder, Fields, FileFormat, Hub, Mix,
     Mixture, Origin, Pipeline, RecordFormat, Source, SpecialToken, TemplateChoice, TemplateDefaults, TokenCache,
     Tokenized, Tokenizer,
 };
 
-use crate::config::{RunConfig, SourceConfig, to_name};
+use crate::config::{Auto, RunConfig, Share, SourceConfig, to_name};
+use crate::plan::size;
 
 /// Data of up to this many bytes is tokenized by every run, unless the recipe names a folder.
 const SMALL_BYTES: u64 = 8_000_000;
@@ -123,13 +126,27 @@ pub fn read(config: &RunConfig, tokenizer: &Tokenizer, pipeline: Pipeline) -> Re
     let separate = config.data.held_out_sources();
     let held_out = match config.data.eval_fraction {
         _ if !separate.is_empty() => Some(reader.set(&separate, Mix::Concatenate)?),
-        Some(fraction) => Some(train.hold_out(fraction)?),
+        Some(Auto::Given(Share(fraction))) => Some(train.hold_out(fraction)?),
+        Some(Auto::Auto) => match size::held_out(train.records()) {
+            Some(fraction) => Some(train.hold_out(fraction)?),
+            None => {
+                let fewest = size::FEWEST_TO_HOLD_OUT;
+                train.location += &format!("; fewer than {fewest} records: all are trained on, and none is held out");
+                None
+            }
+        },
         None => None,
     };
     Ok(DataSets { train, held_out })
 }
 
 impl ReadSet {
+    /// Returns the number of distinct records with documents.
+    fn records(&self) -> usize {
+        let record = |document| self.documents.entry(document).origin.record;
+        (0..self.documents.len()).map(record).collect::<HashSet<u64>>().len()
+    }
+
     /// Takes a fraction of the documents out, by a hash of each record.
     fn hold_out(&mut self, fraction: f64) -> Result<Self, DataError> {
         let (documents, held_out) = self.documents.split(fraction, &self.dropped)?;
@@ -166,7 +183,8 @@ impl DataSets {
         notes.extend(sources.iter().map(|source| format!("held-out data: {source}")));
         if sources.is_empty() {
             let tokens: usize = (0..documents.len()).map(|index| documents.entry(index).tokens as usize).sum();
-            notes.push(format!("held out of it: {} examples, {tokens} tokens", documents.len()));
+            let (examples, tokens) = (counted(documents.len(), "example"), counted(tokens, "token"));
+            notes.push(format!("held out of it: {examples}, {tokens}"));
         }
         notes
     }
@@ -226,7 +244,7 @@ impl<'a> Reader<'a> {
             roles_to_train: config.data.roles_to_train.clone(),
             train_end_of_turn: config.data.train_end_of_turn,
             overflow: config.data.overflow,
-            ..EncodeOptions::new(config.max_seq_len - of_answer)
+            ..EncodeOptions::new(config.max_seq_len() - of_answer)
         }
     }
 
@@ -266,6 +284,10 @@ fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis) -> Vec
             fields.instruction, fields.output
         ));
     }
+    if source.format() == FileFormat::Text && begins_as_json(source) {
+        let remedy = "name the file .jsonl, or set data.file_format = \"jsonl\"";
+        remarks.push(format!("the text is JSON, and it is trained on as it stands; to read it as records, {remedy}"));
+    }
     let has_template = encoder.tokenizer().chat_template().is_ok();
     if options.record_format == RecordFormat::Preference && diagnosis.chats == 0 {
         let remedy = match has_template && fields.instruction == usual.instruction {
@@ -293,6 +315,13 @@ fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis) -> Vec
         remarks.push(format!("{percent:.1} % of the tokens are lost to max_seq_len = {limit}: {remedy}"));
     }
     remarks
+}
+
+/// Returns whether the first line of a text is an object of JSON.
+fn begins_as_json(source: &Source) -> bool {
+    let first = source.first_record().ok().flatten();
+    let line = first.and_then(|record| record.fields.get("text")?.as_str()?.lines().next().map(str::to_owned));
+    line.is_some_and(|line| line.starts_with('{') && serde_json::from_str::<serde_json::Value>(&line).is_ok())
 }
 
 fn cached(corpus: &Corpus<'_>, cache: &TokenCache) -> Result<(Tokenized, String, Option<PathBuf>), DataError> {

@@ -13,25 +13,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use firebrick_arch::ModelConfig;
+use firebrick_arch::{ModelConfig, counted};
 use firebrick_data::{DocumentSet, PackOptions, PackedDataset, PairRows, SpecialToken, Tokenizer};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_model::peft::check_adapter;
 use firebrick_model::{Companions, HfFolder, ModelError};
 
-use self::data_sets::ReadSet;
+use self::data_sets::{DataSets, ReadSet};
 use self::prompts::PromptColumns;
 use self::weight_notes::{base_note, start_note};
 use crate::config::{Init, RunConfig};
 use crate::console::Console;
 use crate::error::RunError;
 use crate::hub::Need;
-use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
+use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest, size};
 use crate::run::step::evaluate::EvaluationSet;
 use crate::run::text::generate::check_vocabulary;
 use crate::run::text::sampling::{ChosenSampling, TypedSampling};
 use crate::run::text::{chat_settings, end_of_turn};
-use crate::storage::StorageError;
+use crate::storage::{StorageError, may_write};
 
 /// A run that is ready to load its model.
 pub struct Prepared {
@@ -59,6 +59,8 @@ pub struct Prepared {
     pub sampling: ChosenSampling,
     /// Sentences to print about the data, and about a machine that is not this one.
     pub data_notes: Vec<String>,
+    /// Why a run would not start although it can be planned: weights that are not there.
+    pub missing: Option<RunError>,
 }
 
 /// Prompts that the model completes.
@@ -89,15 +91,16 @@ pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) 
     prepare(recipe, now(), world_size, request, Need::Description, None)
 }
 
-/// Refuses a folder of runs that is a file, or below one.
+/// Refuses a folder of runs that is a file, or below one, or where nothing may be written.
 fn check_output(output_dir: &Path) -> Result<(), RunError> {
-    match output_dir.ancestors().find(|path| path.exists()) {
-        Some(found) if !found.is_dir() => {
-            Err(StorageError::NotWritable { path: output_dir.to_owned(), source: ErrorKind::NotADirectory.into() }
-                .into())
-        }
-        _ => Ok(()),
-    }
+    let here = |path: &Path| if path.as_os_str().is_empty() { PathBuf::from(".") } else { path.to_owned() };
+    let found = output_dir.ancestors().map(here).find(|path| path.exists());
+    let kind = match found {
+        Some(found) if !found.is_dir() => ErrorKind::NotADirectory,
+        Some(found) if !may_write(&found) => ErrorKind::PermissionDenied,
+        _ => return Ok(()),
+    };
+    Err(StorageError::NotWritable { path: output_dir.to_owned(), source: kind.into() }.into())
 }
 
 /// Checks that a new run can start from the adapter that its recipe names. A resumed run starts from its checkpoint.
@@ -133,61 +136,49 @@ pub fn prepare(
     length_group: Option<usize>,
 ) -> Result<Prepared, RunError> {
     let profile = request.profile();
-    let data = Data::read(&recipe, date, &profile, need, (world_size, length_group))?;
-    let Data {
-        model,
-        folder,
-        adapter,
-        weights,
-        tokenizer,
-        template,
-        cache,
-        held_out,
-        train,
-        shape,
-        prompts,
-        mut notes,
-    } = data;
-    let inputs = PlanInputs { config: &recipe, profile: &profile, model: &model, data: &shape, world_size, request };
-    let mut plan = Plan::resolve(inputs)?.with_folders(folder.clone(), adapter);
+    let mut data = Data::read(&recipe, date, &profile, need, (world_size, length_group))?;
+    let (model, shape) = (&data.model, &data.shape);
+    let inputs = PlanInputs { config: &recipe, profile: &profile, model, data: shape, world_size, request };
+    let mut plan = Plan::resolve(inputs)?.with_folders(data.folder.clone(), data.adapter);
     check_groups(&plan)?;
     // The disk of another machine is unknown.
     let of_disk = if profile.named.is_none() { plan.check_disk()? } else { None };
     plan.warnings.extend(of_disk);
-    notes.extend(weights.and_then(|weights| base_note(&weights, &model, &plan)));
-    let evaluation = match held_out {
-        Some((documents, names)) if prompts.is_none() => {
-            EvaluationSet::new(&plan, &documents, &names, train.options(), &tokenizer)?
+    data.notes.extend(data.weights.and_then(|weights| base_note(&weights, &data.model, &plan)));
+    let evaluation = match data.held_out {
+        Some((documents, names)) if data.prompts.is_none() => {
+            EvaluationSet::new(&plan, &documents, &names, data.train.options(), &data.tokenizer)?
         }
         _ => EvaluationSet::default(),
     };
-    notes.extend(evaluation.note());
-    let sampling = ChosenSampling::resolve(&folder, None, TypedSampling::default())?;
+    data.notes.extend(evaluation.note());
+    let sampling = ChosenSampling::resolve(&data.folder, None, TypedSampling::default())?;
     if !plan.sample_prompts.value.is_empty() {
-        notes.extend(sampling.note());
+        data.notes.extend(sampling.note());
     }
     let companions = Companions {
-        from: folder,
-        chat_template: template,
+        from: data.folder,
+        chat_template: data.template,
         chat_settings: chat_settings::to_json(
-            tokenizer.template_defaults(),
+            data.tokenizer.template_defaults(),
             plan.long_rope.as_ref().map(|_| plan.max_seq_len.value),
         ),
-        tokenizer: tokenizer.changed_files()?,
+        tokenizer: data.tokenizer.changed_files()?,
     };
     Ok(Prepared {
         recipe,
         plan,
-        model_config: model,
+        model_config: data.model,
         companions,
-        tokenizer,
+        tokenizer: data.tokenizer,
         date,
-        cache,
-        train,
-        prompts,
+        cache: data.cache,
+        train: data.train,
+        prompts: data.prompts,
         evaluation,
         sampling,
-        data_notes: notes,
+        data_notes: data.notes,
+        missing: data.missing,
     })
 }
 
@@ -199,8 +190,10 @@ fn check_groups(plan: &Plan) -> Result<(), RunError> {
         return Ok(());
     }
     Err(RunError::Refused(format!(
-        "train.rows_per_step: a step has {rows} completions on {ranks} rank(s), and each rank needs whole groups of grpo.num_generations = \
+        "train.rows_per_step: a step has {} on {}, and each rank needs whole groups of grpo.num_generations = \
          {generations}: write a multiple of {}",
+        counted(rows, "completion"),
+        counted(ranks, "rank"),
         generations * ranks
     )))
 }
@@ -223,6 +216,8 @@ struct Data {
     shape: DataShape,
     prompts: Option<Prompts>,
     notes: Vec<String>,
+    /// Weights that are not there.
+    missing: Option<RunError>,
 }
 
 impl Data {
@@ -237,10 +232,10 @@ impl Data {
         let found = recipe.fetch_model(need, Console::QUIET)?;
         let folder = found.folder;
         let mut model = recipe.read_model(&folder)?;
-        let (weights, no_weights) = match check_model(recipe, &folder, &model, found.missing_bytes == 0) {
+        let (weights, missing) = match check_model(recipe, &folder, &model, found.missing_bytes == 0) {
             // A plan needs no weights; errors in weights that are present are reported now.
             Err(RunError::Model(error @ ModelError::NotThere { .. })) if need == Need::Description => {
-                (None, Some(error))
+                (None, Some(RunError::from(error)))
             }
             weights => (weights?, None),
         };
@@ -253,7 +248,6 @@ impl Data {
         let data = data_sets::read(recipe, &tokenizer, plan::tokenizing(recipe, profile))?;
         let mut notes = data.notes();
         notes.extend(adapter.as_deref().and_then(|from| start_note(from, recipe, &folder)));
-        notes.extend(no_weights.map(|error| format!("a run will not start: {error}")));
         if recipe.init == Init::Pretrained && found.missing_bytes > 0 {
             let gigabytes = found.missing_bytes as f64 / 1e9;
             let name = &recipe.model;
@@ -285,7 +279,7 @@ impl Data {
                     .transpose()?,
             }),
         };
-        let mut packing = pack_options(recipe, &tokenizer, data.train.documents.len(), world_size);
+        let mut packing = pack_options(recipe, &tokenizer, &data, world_size);
         packing.length_group = length_group.or(packing.length_group);
         let train = Arc::new(PackedDataset::new(data.train.documents, packing));
         let shape = DataShape::new(&train, has_chats);
@@ -298,7 +292,21 @@ impl Data {
         let template = recipe.data.chat_template.as_ref().map(|_| tokenizer.chat_template()).transpose()?;
         let template = template.map(|template| template.source().to_owned());
         let cache = data.train.cache;
-        Ok(Self { model, folder, adapter, weights, tokenizer, template, cache, held_out, train, shape, prompts, notes })
+        Ok(Self {
+            model,
+            folder,
+            adapter,
+            weights,
+            tokenizer,
+            template,
+            cache,
+            held_out,
+            train,
+            shape,
+            prompts,
+            notes,
+            missing,
+        })
     }
 }
 
@@ -367,18 +375,36 @@ pub fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64)
 }
 
-/// Returns how the recipe packs this many documents into rows.
-pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer, documents: usize, world_size: usize) -> PackOptions {
-    let defaults = PackOptions::new(config.max_seq_len);
+/// Returns the tokens of a row that suit the size of the data and hold every document, also those that are evaluated.
+fn row_len_by_size(data: &DataSets, most: usize) -> usize {
+    let tokens_of = |set: &ReadSet| -> (usize, usize) {
+        let lengths = (0..set.documents.len()).map(|document| set.documents.entry(document).tokens as usize);
+        lengths.fold((0, 0), |(sum, longest), tokens| (sum + tokens, longest.max(tokens)))
+    };
+    let (tokens, longest) = tokens_of(&data.train);
+    let also = data.held_out.as_ref().map_or(0, |set| tokens_of(set).1);
+    size::row_len(data.train.documents.len(), tokens, longest.max(also), most)
+}
+
+/// Returns how the recipe packs data into rows, those to train on and those to evaluate on.
+pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer, data: &DataSets, world_size: usize) -> PackOptions {
+    let (documents, pack) = (data.train.documents.len(), config.pack && config.grpo.is_none());
+    let defaults = PackOptions::new(match config.max_seq_len {
+        None if pack && config.follows_size() => row_len_by_size(data, config.max_seq_len()),
+        _ => config.max_seq_len(),
+    });
     // A group has several steps, so that chance still decides which rows share one, and the data has several groups, of a whole step at least. How a
     // step is divided into micro-batches and over ranks does not matter: a run that ran out of memory goes on with smaller ones.
-    let of_step = config.rows_per_step(world_size);
+    let of_step = match config.leaves_rows_open() {
+        true => size::rows_per_step(documents, world_size),
+        false => config.rows_per_step(world_size),
+    };
     let length_group = defaults
         .length_group
         .filter(|_| config.grpo.is_none())
         .map(|rows| rows.max((4 * of_step).min(of_step.max(documents / 16))));
     PackOptions {
-        pack: config.pack && config.grpo.is_none(),
+        pack,
         pad_token_id: tokenizer.pad_token_id(),
         pad_to_multiple_of: config.data.pad_to_multiple_of,
         pairs: config.preference.as_ref().map(|section| PairRows { prompt_loss: section.counts_prompt() }),

@@ -41,7 +41,8 @@ impl PlanBasis {
     pub fn read(recipe: RunConfig, request: &PlanRequest) -> Result<Self, RunError> {
         let read = || Data::read(&recipe, now(), &request.profile(), Need::Description, (1, None));
         match check_start(&recipe).and_then(|()| read()) {
-            Ok(Data { model, shape: data, folder, adapter, notes, .. }) => {
+            Ok(Data { model, shape: data, folder, adapter, mut notes, missing, .. }) => {
+                notes.extend(missing.map(|error| format!("a run will not start: {error}")));
                 Ok(Self { recipe, model, data, folder, adapter, notes })
             }
             Err(error) if is_absent(&error) => Self::of_full_rows(recipe, error),

@@ -14,7 +14,7 @@ use firebrick_precision::FloatType;
 
 use crate::config::Init;
 use crate::error::RunError;
-use crate::plan::{Plan, weight_owners};
+use crate::plan::{Plan, check_ranks, weight_owners};
 use crate::run::device::dtype_of;
 use crate::run::step::{StepSettings, Trainer};
 
@@ -43,7 +43,7 @@ impl From<Init> for WeightSource {
 /// Builds the trainer of a plan for a model of this config, with weights from `source`. Calls `progress` with the name of each tensor that is read.
 ///
 /// # Errors
-/// A model folder that cannot be read, or a LoRA target that the model does not have.
+/// A model folder that cannot be read, a LoRA target that the model does not have, or ranks whose sums have no fixed order, if the plan asks for that.
 pub fn trainer<B: Kernels>(
     plan: &Plan,
     model_config: &ModelConfig,
@@ -52,6 +52,7 @@ pub fn trainer<B: Kernels>(
     device: &B::Device,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Trainer<B>, RunError> {
+    check_ranks(plan)?;
     let build = BuildOptions {
         storage: plan.base.value,
         lora: plan.lora.value.clone(),
@@ -94,6 +95,7 @@ fn run_shape(plan: &Plan, spec: &ModelSpec) -> RunShape {
         gemm_algorithms: plan.gemm_algorithms.as_ref().map_or_else(Default::default, |algorithms| algorithms.value),
         pass_bytes: plan.backend.value.pass_bytes(spec, &plan.training),
         pass_tokens: tokens,
+        deterministic: plan.deterministic.is_some(),
         offloaded: if offloads {
             plan.training.offloaded_tensors(spec).into_iter().map(bytes).collect()
         } else {
@@ -104,7 +106,7 @@ fn run_shape(plan: &Plan, spec: &ModelSpec) -> RunShape {
 
 /// Creates the optimizer of a plan, with the state of this rank's share of the parameters.
 fn optimizer<B: Kernels>(plan: &Plan, model: &Decoder<B>, ranks: &Ranks) -> Optimizer<B> {
-    let mut optimizer = Optimizer::new(plan.optimizer_config());
+    let mut optimizer = Optimizer::new(plan.optimizer_config()).with_seed(plan.seed.value);
     if let Some(ratio) = &plan.loraplus_lr_ratio {
         optimizer = optimizer.with_loraplus(ratio.value);
     }

@@ -1,7 +1,7 @@
 //! One optimizer step, from host batches to updated parameters. Nothing here waits for this step's own work.
 //!
 //! The loss is the sum over all loss tokens of the step divided by their number, over every micro-batch and every rank, so 8 rows at once and 8 rows
-//! one by one give the same update. Gradients are summed in f32, reduced over ranks during the last micro-batch, clipped to a global norm, and passed
+//! one by one give the same update. Gradients are summed in f32 (or bf16), reduced over ranks during the last micro-batch, clipped to a global norm, and passed
 //! to the optimizer. In float16 the loss is multiplied by a dynamic scale. Each micro-batch has its own loss that balances experts; a step takes
 //! their mean.
 //! Trade-off: the number of loss tokens is agreed on before the first forward pass, which costs one small reduction.
@@ -12,6 +12,7 @@ pub mod evaluate;
 mod outcome;
 pub mod policy;
 pub mod preference;
+pub(in crate::run) mod search;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use firebrick_kernels::{DeviceTime, GradientMap, GradientSink, Kernels, PAIR_NUM
 use firebrick_model::{Decoder, DropoutMasks, LossOptions, MicroBatch, PassOptions};
 use firebrick_optim::{Optimizer, Schedule, StepReport, squared_norm};
 use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, ShardingSink};
+use firebrick_precision::FloatType;
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::preference::{PairObjective, StepCounts};
@@ -58,12 +60,16 @@ pub struct StepSettings {
     pub dropout_seed: Option<u64>,
     /// Rows of logits at a time.
     pub loss_chunk_tokens: usize,
+    /// Whether the gradients of parameters in bf16 are summed in bf16.
+    pub has_bf16_sums: bool,
     /// The objective for pairs of answers; `None`: the cross entropy of single documents.
     pub pairs: Option<PairObjective>,
     /// Whether the loss is summed without the loss scale, as one that the host computes.
     pub is_scaled_apart: bool,
     /// Weight of the auxiliary loss that balances experts; `None`: the model is trained without it.
     pub router_aux_loss: Option<f64>,
+    /// A step that is run again in place of the next one, by a rank of so many: what masks and the weights of losses follow from.
+    pub again: Option<(u64, usize, usize)>,
 }
 
 impl StepSettings {
@@ -76,9 +82,11 @@ impl StepSettings {
             pass: PassOptions { recompute, offload, adapters: true, dropout: None },
             dropout_seed: plan.adapter_dropout.as_ref().map(|_| plan.seed.value),
             loss_chunk_tokens: plan.loss_chunk_tokens.value,
+            has_bf16_sums: plan.training.gradients == FloatType::Bf16,
             pairs: PairObjective::planned(plan),
             is_scaled_apart: plan.grpo.is_some(),
             router_aux_loss: plan.router_aux_loss.as_ref().map(|weight| weight.value),
+            again: None,
         }
     }
 }
@@ -122,12 +130,14 @@ impl<B: Kernels> Trainer<B> {
         let owners = self.owners();
         let (loss_sum, gradients) = if self.divides_gradients() {
             let contributions = self.model.contributions();
-            let mut sink = ShardingSink::<B>::new(&self.ranks, owners.clone(), contributions, BUCKET_BYTES);
+            let sink = ShardingSink::<B>::new(&self.ranks, owners.clone(), contributions, BUCKET_BYTES);
+            let mut sink = sink.with_bf16_sums(self.settings.has_bf16_sums);
             let loss_sum = passes(self, &mut sink)?;
             (loss_sum, sink.finish()?)
         } else {
             let (parameters, contributions) = (self.model.parameters(), self.model.contributions());
-            let mut sink = ReducingSink::for_parameters(&self.ranks, contributions, &parameters);
+            let sink = ReducingSink::for_parameters(&self.ranks, contributions, &parameters);
+            let mut sink = sink.with_bf16_sums(self.settings.has_bf16_sums);
             let loss_sum = passes(self, &mut sink)?;
             (loss_sum, sink.finish()?)
         };
@@ -211,7 +221,8 @@ impl<B: Kernels> Trainer<B> {
     /// but padding, as a rank without rows has, counts as one whose loss is zero.
     fn balance(&self, on_device: &mut MicroBatch<B>, batch: &Batch, count: usize) {
         let Some(weight) = self.settings.router_aux_loss else { return };
-        let of_each = weight / (count * self.ranks.world_size()) as f64;
+        let (_, _, world_size) = self.place();
+        let of_each = weight / (count * world_size) as f64;
         let gradient_scale = match self.optimizer.loss_scale() {
             Some(loss_scale) => loss_scale.mul_scalar(of_each),
             None => Tensor::from_floats([of_each as f32], self.model.device()),
@@ -259,13 +270,20 @@ impl<B: Kernels> Trainer<B> {
         Ok((loss_sum, report))
     }
 
+    /// Returns the coming step, this rank in it, and the number of ranks.
+    fn place(&self) -> (u64, usize, usize) {
+        let next = (self.optimizer.steps() + 1, self.ranks.rank(), self.ranks.world_size());
+        self.settings.again.unwrap_or(next)
+    }
+
     /// Returns the masks of a micro-batch in the coming step. Their seed follows from the run's seed and the step, and the place of a row in them from
     /// its place in the step over all micro-batches and ranks; none of it is state, so a resumed run has the masks of an uninterrupted one.
     fn dropout(&self, micro_batch: usize, batch: &Batch) -> Option<DropoutMasks> {
-        let place = [self.settings.dropout_seed?, self.optimizer.steps() + 1];
-        let micro_batch = micro_batch * self.ranks.world_size() + self.ranks.rank();
+        let (step, rank, world_size) = self.place();
+        let seeds = [self.settings.dropout_seed?, step];
+        let micro_batch = micro_batch * world_size + rank;
         Some(DropoutMasks {
-            seed: xxh3_64(&place.map(u64::to_le_bytes).concat()),
+            seed: xxh3_64(&seeds.map(u64::to_le_bytes).concat()),
             first_row: (micro_batch * batch.rows) as u64,
             row_len: batch.row_len,
         })

@@ -3,9 +3,10 @@
 //! Trade-off: a step has as many micro-batches as its completions fill, and ranks wait for the one with the most.
 
 use burn_tensor::Tensor;
-use firebrick_data::{Batch, DocumentSet, Example, PackOptions, PackedDataset};
+use firebrick_data::{Batch, DocumentSet, Example, IGNORE_INDEX, PackOptions, PackedDataset};
 use firebrick_kernels::{GradientSink, Kernels};
 use firebrick_model::{LossOptions, PassOptions};
+use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
 use crate::grpo::{Completion, Denominators, Objective, Sums};
@@ -13,7 +14,7 @@ use crate::run::step::preference::StepCounts;
 use crate::run::step::{StepOutcome, Trainer};
 
 /// A completion that a step learns from.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Tokens of its prompt.
     pub prompt: Vec<u32>,
@@ -27,17 +28,19 @@ pub struct Sample {
     pub reference: Option<Vec<f32>>,
     /// How much better it is than the others of its prompt.
     pub advantage: f64,
+    /// The experts of its tokens when it was sampled ([`firebrick_model::Completion::experts`]); none if a step is not compared with that.
+    pub experts: Vec<u32>,
 }
 
 /// Which completions a micro-batch has, in the order of its targets.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PolicyBatch {
-    batch: Batch,
+    pub(super) batch: Batch,
     samples: Vec<usize>,
 }
 
 /// How completions are learned from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct PolicyStep {
     /// The loss.
     pub objective: Objective,
@@ -58,6 +61,8 @@ pub struct PolicySums {
     pub drift: f64,
     /// The largest of these.
     pub max_drift: f64,
+    /// Tokens whose experts are compared with those of sampling, and of these the ones of which a router chose others.
+    pub routed: [u64; 2],
 }
 
 /// Packs completions with their prompts into micro-batches of `rows` rows of `row_len` tokens.
@@ -100,6 +105,7 @@ impl<B: Kernels> Trainer<B> {
             let on_device = self.model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
             let chunk_tokens = self.settings.loss_chunk_tokens;
             let mut rest = self.model.log_probs(&on_device, adapters, chunk_tokens, temperature);
+            self.experts_of_targets(batch);
             for &sample in own {
                 let after = rest.split_off(samples[sample].tokens.len());
                 found[sample] = std::mem::replace(&mut rest, after);
@@ -121,24 +127,36 @@ impl<B: Kernels> Trainer<B> {
         let counts = StepCounts { loss_tokens: step.denominators.tokens.max(1), ..StepCounts::default() };
         let mut sums = PolicySums::default();
         let outcome = self.step_with(counts, batches.len(), |trainer, sink| {
-            let mut aux_loss = None;
-            for (index, batch) in batches.iter().enumerate() {
-                sink.begin_micro_batch(index + 1 == batches.len());
-                let of_batch = trainer.policy_batch(samples, batch, (step, batches.len()), &mut sums, sink)?;
-                aux_loss = match (aux_loss, of_batch) {
-                    (Some(sum), Some(of_batch)) => Some(Tensor::add(sum, of_batch)),
-                    (one, other) => one.or(other),
-                };
-            }
-            // The outcome divides by the tokens again.
-            let loss = (sums.loss.loss * counts.loss_tokens as f64) as f32;
-            let loss_sum = Tensor::from_floats([loss], trainer.model.device());
-            Ok(match aux_loss {
-                Some(aux_loss) => Tensor::cat(vec![loss_sum, aux_loss], 0),
-                None => loss_sum,
-            })
+            trainer.policy_batches(samples, batches, step, &mut sums, sink)
         })?;
         Ok((outcome, sums))
+    }
+
+    /// Runs forward and backward of all micro-batches. Returns what [`Trainer::micro_batches`] does.
+    pub(super) fn policy_batches(
+        &self,
+        samples: &[Sample],
+        batches: &[PolicyBatch],
+        step: PolicyStep,
+        sums: &mut PolicySums,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Result<Tensor<B, 1>, RunError> {
+        let mut aux_loss = None;
+        for (index, batch) in batches.iter().enumerate() {
+            sink.begin_micro_batch(index + 1 == batches.len());
+            let of_batch = self.policy_batch(samples, batch, (step, batches.len()), sums, sink)?;
+            aux_loss = match (aux_loss, of_batch) {
+                (Some(sum), Some(of_batch)) => Some(Tensor::add(sum, of_batch)),
+                (one, other) => one.or(other),
+            };
+        }
+        // The outcome divides by the tokens again.
+        let loss = (sums.loss.loss * step.denominators.tokens.max(1) as f64) as f32;
+        let loss_sum = Tensor::from_floats([loss], self.model.device());
+        Ok(match aux_loss {
+            Some(aux_loss) => Tensor::cat(vec![loss_sum, aux_loss], 0),
+            None => loss_sum,
+        })
     }
 
     fn policy_batch(
@@ -156,11 +174,14 @@ impl<B: Kernels> Trainer<B> {
         let loss = LossOptions { chunk_tokens, gradient_scale: Some(1.0), log_probs: false, temperature };
         let derivatives = |log_probs: &[f32]| {
             let (mut at, mut d_log_probs) = (0, vec![0.0; log_probs.len()]);
+            let experts = self.experts_of_targets(batch);
+            let routers = experts.len() / log_probs.len().max(1);
             for sample in own.iter().map(|&sample| &samples[sample]) {
                 let tokens = at..at + sample.tokens.len();
                 at = tokens.end;
                 let found = &log_probs[tokens.clone()];
                 sums.note(sample, found);
+                sums.note_experts(sample, &experts[routers * tokens.start..routers * tokens.end], routers);
                 let completion = Completion {
                     log_probs: found,
                     old: sample.old.as_deref(),
@@ -177,7 +198,27 @@ impl<B: Kernels> Trainer<B> {
     }
 }
 
+impl<B: Kernels> Trainer<B> {
+    /// Takes the experts of the tokens that predict targets in the last pass; none unless the model notes them.
+    fn experts_of_targets(&self, batch: &Batch) -> Vec<u32> {
+        let Some(choices) = self.model.choices() else { return Vec::new() };
+        let predicts = |(row, target): (usize, &i64)| (*target != IGNORE_INDEX).then_some(row);
+        let rows: Vec<usize> = batch.targets.iter().enumerate().filter_map(predicts).collect();
+        choices.take(batch.input_ids.len(), &rows)
+    }
+}
+
 impl PolicySums {
+    fn note_experts(&mut self, sample: &Sample, experts: &[u32], routers: usize) {
+        if routers == 0 || sample.experts.len() != experts.len() {
+            return;
+        }
+        let differ = |(one, other): &(&[u32], &[u32])| one != other;
+        let pairs = sample.experts.chunks(routers).zip(experts.chunks(routers));
+        self.routed[0] += sample.tokens.len() as u64;
+        self.routed[1] += pairs.filter(differ).count() as u64;
+    }
+
     fn note(&mut self, sample: &Sample, log_probs: &[f32]) {
         let before = sample.old.as_deref().unwrap_or(log_probs);
         for ((&now, &before), &sampled) in log_probs.iter().zip(before).zip(&sample.sampled) {

@@ -9,6 +9,7 @@ use burn_tensor::Tensor;
 use firebrick_data::Batch;
 use firebrick_kernels::{GradientSink, Kernels, PairLoss, PairWeights};
 use firebrick_model::{Decoder, LossOptions, ModelError, PairBatch, PairReference, PassOptions};
+use serde::{Deserialize, Serialize};
 
 use crate::plan::{Plan, PlannedReference};
 
@@ -35,7 +36,7 @@ pub enum Reference {
 }
 
 /// The denominators of a step, over all micro-batches and ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepCounts {
     /// Targets that count in the loss.
     pub loss_tokens: u64,

@@ -70,9 +70,10 @@ pub fn read(folder: &Path) -> Result<TemplateDefaults, RunError> {
     Ok(TemplateDefaults { system_prompt: json.str(SYSTEM_PROMPT)?.map(str::to_owned), arguments })
 }
 
-/// Returns a sentence about the settings; `None` if there are none.
-pub fn note(defaults: &TemplateDefaults) -> Option<String> {
-    let prompt = defaults.system_prompt.as_ref().map(|prompt| format!("the system prompt {prompt:?}"));
+/// Returns a sentence about what the file of a folder decides, where no system prompt was typed; `None` if that is nothing.
+pub fn note(defaults: &TemplateDefaults, typed_prompt: Option<&str>) -> Option<String> {
+    let prompt = defaults.system_prompt.as_ref().filter(|_| typed_prompt.is_none());
+    let prompt = prompt.map(|prompt| format!("the system prompt {prompt:?}"));
     let arguments = defaults.arguments.iter().map(|(key, value)| format!("{key} = {value}"));
     let parts: Vec<String> = prompt.into_iter().chain(arguments).collect();
     (!parts.is_empty()).then(|| format!("chats get {}, as {CHAT_SETTINGS_FILE} says", parts.join(", ")))
@@ -97,8 +98,6 @@ mod tests {
     fn what_is_written_is_read_again_and_said() {
         let arguments = json!({"enable_thinking": false, "depth": 2}).as_object().unwrap().clone();
         let defaults = TemplateDefaults { arguments, system_prompt: Some("Be brief.".to_owned()) };
-        let text = serde_json::to_string(&to_json(&defaults, None)).unwrap();
-        assert_eq!(of(&text).unwrap(), defaults);
         let folder = tempdir().unwrap();
         write(folder.path().join(CHAT_SETTINGS_FILE), Value::Object(to_json(&defaults, Some(256))).to_string())
             .unwrap();
@@ -106,14 +105,19 @@ mod tests {
             (read(folder.path()).unwrap(), read_sequence_tokens(folder.path()).unwrap()),
             (defaults.clone(), Some(256))
         );
-        let note = note(&defaults).unwrap();
-        assert!(note.contains("\"Be brief.\"") && note.contains("enable_thinking = false"), "{note}");
+        let said = note(&defaults, None).unwrap();
+        assert!(said.contains("\"Be brief.\"") && said.contains("enable_thinking = false"), "{said}");
+        let said = note(&defaults, Some("Be kind.")).unwrap();
+        assert!(
+            !said.contains("prompt") && said.contains("enable_thinking = false"),
+            "an option says the prompt: {said}"
+        );
     }
 
     #[test]
     fn nothing_is_written_for_nothing_and_read_from_nothing() {
         let nothing = TemplateDefaults::default();
-        assert!(to_json(&nothing, None).is_empty() && note(&nothing).is_none());
+        assert!(to_json(&nothing, None).is_empty() && note(&nothing, None).is_none());
         assert_eq!(read_sequence_tokens(tempdir().unwrap().path()).unwrap(), None);
         assert_eq!(read(tempdir().unwrap().path()).unwrap(), nothing);
     }

@@ -92,9 +92,4 @@ mod tests {
         cut.push(&[66, EOS]);
         assert_eq!(found(&cut), [END]);
     }
-
-    #[test]
-    fn the_template_shows_what_closes_an_answer() {
-        assert_eq!(in_template(&tokenizer()).unwrap(), Some(END));
-    }
 }

@@ -78,17 +78,11 @@ impl ChosenSampling {
     }
 
     /// Creates a sampler at the beginning of its random stream.
-    ///
-    /// # Panics
-    /// Never: the values were checked.
     pub fn sampler(&self) -> Sampler {
         self.sampler_at(0)
     }
 
     /// Creates the sampler for a turn of a conversation, counted from 0: each turn has a separate random stream.
-    ///
-    /// # Panics
-    /// Never: the values were checked.
     pub fn sampler_at(&self, turn: u64) -> Sampler {
         Sampler::new(self.sampling, self.seed.wrapping_add(turn)).expect("the values were checked")
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use firebrick_arch::counted;
 use firebrick_data::records_encoded;
 use firebrick_kernels::CommError;
 use firebrick_parallel::{ParallelError, Ranks};
@@ -147,5 +148,5 @@ fn ready(options: &RunOptions) -> Result<Ready, RunError> {
 
 /// Returns the text to show while data is read and tokenized.
 pub fn reading_data() -> String {
-    format!("reading data: {} records tokenized", records_encoded())
+    format!("reading data: {} tokenized", counted(records_encoded(), "record"))
 }

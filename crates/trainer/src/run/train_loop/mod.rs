@@ -2,14 +2,17 @@
 //!
 //! The numbers of a step come back through an event and are read once the next step has been queued, so that the device never waits for the host: it
 //! runs step N + 1 while the host logs step N and builds the batches of step N + 2. The checkpoint contains everything that a resumed run needs.
-//! Several ranks run this loop in step: rank 0 writes, and all end after the same step. `numbers.rs` handles the numbers, `saving.rs` what is saved.
+//! Several ranks run this loop in step: rank 0 writes, and all end after the same step. `numbers.rs` handles the numbers, `saving.rs` what is saved,
+//! `replay.rs` a step that ends the run.
 //! Trade-off: a step that is not finite is found one step late, but always before anything of it is saved.
 
+mod background;
 mod drift;
 mod first_loss;
 pub(super) mod launch;
 mod numbers;
 mod reference;
+pub(super) mod replay;
 mod resumed;
 mod rounds;
 mod saving;
@@ -26,6 +29,7 @@ use firebrick_hwprofile::usage::UsageMonitor;
 use firebrick_kernels::Kernels;
 use firebrick_parallel::{Limits, Ranks, Watchdog};
 
+use self::background::Background;
 use self::numbers::{Pending, Unreported, open_sinks, watch_usage};
 use self::rounds::Learner;
 use self::start::{Start, StartPoint, load};
@@ -37,15 +41,20 @@ use crate::run::device::{dtype_of, self_test, tested};
 use crate::run::interrupt::Interrupt;
 use crate::run::prepare::{Prepared, Texts};
 use crate::run::step::preference::StepCounts;
+use crate::run::step::search::StepContent;
 use crate::run::step::{StepOutcome, Trainer, assemble};
 use crate::state::best::Best;
 use crate::state::checkpoint::{RunState, SavedWeights};
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::state::run_folder::RunFolder;
+use crate::storage::{bytes_in_words, free_space};
 
 /// Writes a report of the run in a folder, once it has ended or was stopped, and returns a line to print. The text is the summary of a run that has
 /// ended; it will be the last file in the folder. A failed report does not fail the run.
 pub type ReportWriter = fn(&Path, Option<&str>) -> String;
+
+/// The time between two looks at the disk.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(60);
 
 struct Run<B: Kernels> {
     prepared: Prepared,
@@ -83,6 +92,12 @@ struct Run<B: Kernels> {
     best_saved: Option<u64>,
     /// Whether a checkpoint is being written; it is finished even if another rank is lost.
     is_saving: Arc<AtomicBool>,
+    /// The checkpoint that a thread writes.
+    background: Option<Background>,
+    /// When the disk was looked at.
+    disk_seen: Instant,
+    /// How long steps waited for checkpoints, without the last one.
+    waited_for_saves: Duration,
     report: Option<ReportWriter>,
 }
 
@@ -118,6 +133,9 @@ impl<B: Kernels> Run<B> {
         let Start { folder, state, resumed } =
             Start::new(place, &prepared, &texts, &mut trainer, &weights, reference, console)?;
         let learner = Learner::open(&prepared, &trainer.model, folder.path().to_owned())?;
+        if learner.is_some() {
+            trainer.model.note_choices();
+        }
         let mut sinks = if trainer.ranks.is_main() {
             open_sinks(&folder, resumed, &state, &prepared.plan)?
         } else {
@@ -155,6 +173,9 @@ impl<B: Kernels> Run<B> {
             ends_together: false,
             evaluated: None,
             is_saving: Arc::default(),
+            background: None,
+            disk_seen: started,
+            waited_for_saves: Duration::ZERO,
             report: None,
         })
     }
@@ -166,6 +187,9 @@ impl<B: Kernels> Run<B> {
             Ok(true) => self.finish(),
             Ok(false) => Ok(self.interrupted()),
             Err(error) => {
+                if let Err(error) = self.settle() {
+                    self.console.print(&format!("the last checkpoint could not be written: {error}"));
+                }
                 // All ranks end for such numbers, so the first to end is not a loss to the others.
                 if !error.is_of_numbers() {
                     self.save_after_loss();
@@ -243,10 +267,12 @@ impl<B: Kernels> Run<B> {
             self.note(AGREE, self.state.step + 1, queued);
         }
         let queued = Instant::now();
+        self.limit_norm();
         let outcome = self.trainer.step_of(&micro_batches, counts)?;
         self.note(QUEUE, outcome.step, queued);
         self.state.cursor = cursor;
-        self.queued(outcome, tokens, None, (started, exchanged))?;
+        let content = StepContent::Rows(micro_batches, counts);
+        self.queued((outcome, content), tokens, None, (started, exchanged))?;
         if self.state.step == 1 {
             // Nothing runs next to the first step, so that its loss is shown when it ends.
             self.flush()?;
@@ -258,18 +284,25 @@ impl<B: Kernels> Run<B> {
     fn advance_in_round(&mut self) -> Result<bool, RunError> {
         let started = Instant::now();
         let exchanged = self.trainer.ranks.exchanged();
-        let (outcome, here, policy) = self.step_of_round()?;
+        self.limit_norm();
+        let (queued, here, policy) = self.step_of_round()?;
         let (_, tokens) = self.agree_on_step(StepCounts::default(), here)?;
-        self.queued(outcome, tokens, Some(policy), (started, exchanged))?;
+        self.queued(queued, tokens, Some(policy), (started, exchanged))?;
         // A round begins with the weights that the step before has left, so nothing is gained by waiting.
         self.flush()?;
         self.after_step()
     }
 
+    /// Tells the optimizer the norm above which the next step is a spike.
+    fn limit_norm(&mut self) {
+        let factor = self.prepared.plan.train.spike_factor.value;
+        self.trainer.optimizer.set_norm_limit(self.state.guard.limit(factor, self.pending.is_none()));
+    }
+
     /// Counts a step that is queued, and logs the one before. `since`: when it began, and how long ranks had exchanged by then.
     fn queued(
         &mut self,
-        outcome: StepOutcome,
+        (outcome, content): (StepOutcome, StepContent),
         tokens: u64,
         policy: Option<PolicyMetrics>,
         since: (Instant, Duration),
@@ -286,13 +319,16 @@ impl<B: Kernels> Run<B> {
         self.state.step_s += seconds;
         self.state.step_tokens += tokens;
         let loss_tokens = self.state.loss_tokens;
-        self.pending = Some(Pending { outcome, loss_tokens, tokens, seconds, exchanged, policy });
+        self.pending = Some(Pending { outcome, content, loss_tokens, tokens, seconds, exchanged, policy });
         self.watchdog.step_ends();
         Ok(())
     }
 
     /// Does what is due after a step. Returns whether a signal ends the run.
     fn after_step(&mut self) -> Result<bool, RunError> {
+        if self.background.as_ref().is_some_and(Background::is_done) {
+            self.settle()?;
+        }
         let (step, total) = (self.state.step, self.prepared.plan.steps.value);
         let is_due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
         let is_best = is_due(self.prepared.plan.eval_every_steps.value) && self.evaluate()?;
@@ -300,15 +336,16 @@ impl<B: Kernels> Run<B> {
             return Ok(false);
         }
         self.watch_the_time();
+        self.watch_the_disk();
         if self.ends() {
             self.save()?;
             return Ok(true);
         }
         if is_best {
-            // Unlike a save on the way it must not fail: the run would end with weights that are not there.
-            self.save()?;
+            // Unlike others it must not fail: the run would end with weights that are not there.
+            self.save_on_the_way(false)?;
         } else if is_due(self.prepared.plan.checkpoint_every_steps.value) {
-            self.save_on_the_way()?;
+            self.save_on_the_way(true)?;
         }
         Ok(false)
     }
@@ -320,6 +357,22 @@ impl<B: Kernels> Run<B> {
         if is_up && !self.interrupt.is_requested() {
             self.console.print(&format!("train.max_time_hours = {hours} are over: saving everything"));
             self.interrupt.time_is_up();
+        }
+    }
+
+    /// Warns on rank 0, once a minute, while the disk has no room for the next checkpoint.
+    fn watch_the_disk(&mut self) {
+        if !self.trainer.ranks.is_main() || self.background.is_some() || self.disk_seen.elapsed() < BETWEEN_LOOKS {
+            return;
+        }
+        self.disk_seen = Instant::now();
+        let (folder, needed) = (self.folder.path(), self.prepared.plan.checkpoint_bytes.value);
+        if let Some(free) = free_space(folder).filter(|free| free.bytes < needed || !free.has_inodes) {
+            let (free, needed) = (bytes_in_words(free.bytes), bytes_in_words(needed));
+            tracing::warn!(
+                "the disk that holds {} has {free} free, and the next checkpoint needs {needed}: free some space before it is due",
+                folder.display()
+            );
         }
     }
 

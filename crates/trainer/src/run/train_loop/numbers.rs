@@ -19,18 +19,17 @@ use crate::plan::Plan;
 use crate::run::prepare::Prepared;
 use crate::run::step::evaluate::Stage;
 use crate::run::step::preference::StepCounts;
-use crate::run::step::{StepNumbers, StepOutcome};
+use crate::run::step::search::StepContent;
+use crate::run::step::{StepNumbers, StepOutcome, Trainer};
 use crate::run::train_loop::trace::NUMBERS;
 use crate::state::best::Best;
 use crate::state::checkpoint::RunState;
 use crate::state::run_folder::RunFolder;
 
-/// Below this loss scale, float16 cannot be the reason why gradients overflow (fairseq's `min_loss_scale`).
-const MIN_LOSS_SCALE: f32 = 1e-4;
-
 /// A step whose numbers are still on their way.
 pub(super) struct Pending {
     pub(super) outcome: StepOutcome,
+    pub(super) content: StepContent,
     /// Loss tokens of the run up to this step.
     pub(super) loss_tokens: u64,
     pub(super) tokens: u64,
@@ -72,9 +71,10 @@ impl<B: Kernels> Run<B> {
 
     /// Evaluates a run that learns from rewards before its first step, unless the plan leaves that out.
     pub(super) fn evaluate_first(&mut self) -> Result<(), RunError> {
-        if self.learner.is_some() && self.state.step == 0 && self.prepared.plan.eval_on_start.value {
-            self.state.before = self.evaluation()?.unwrap_or_default();
-            report_evaluation(&mut self.sinks, 0, &self.state.before);
+        let is_due = self.learner.is_some() && self.state.step == 0 && self.prepared.plan.eval_on_start.value;
+        if is_due && let Some(evaluation) = self.evaluation()? {
+            report_evaluation(&mut self.sinks, 0, &evaluation);
+            self.state.before = evaluation;
         }
         Ok(())
     }
@@ -82,19 +82,15 @@ impl<B: Kernels> Run<B> {
     /// Evaluates the model as it is; `None` if the run is about to end.
     pub(super) fn evaluation(&mut self) -> Result<Option<Evaluation>, RunError> {
         let (interrupt, sinks) = (&self.interrupt, &mut self.sinks);
-        if let Some(learner) = &mut self.learner {
-            let mut watch = |done: usize, all: usize| {
-                sinks.activity(&Stage::Answers(done, all).to_string());
-                if interrupt.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            };
-            return learner.evaluate(&self.trainer.model, &self.prepared, self.state.step, &mut watch);
-        }
         let watch = &mut |stage: Stage| {
             sinks.activity(&stage.to_string());
             if interrupt.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let (model, ranks) = (&self.trainer.model, &self.trainer.ranks);
-        let evaluation = self.prepared.evaluation.evaluate_watched(model, &self.prepared.tokenizer, ranks, watch)?;
+        let Trainer { model, ranks, .. } = &self.trainer;
+        let evaluation = match &mut self.learner {
+            Some(learner) => learner.evaluate(&self.trainer, &self.prepared, self.state.step, watch)?,
+            None => self.prepared.evaluation.evaluate_watched(model, &self.prepared.tokenizer, ranks, watch)?,
+        };
         if evaluation.is_none() {
             self.agree_on_step(StepCounts::default(), 0)?;
         }
@@ -164,7 +160,7 @@ impl<B: Kernels> Run<B> {
     }
 
     pub(super) fn log(&mut self, pending: Pending) -> Result<(), RunError> {
-        let Pending { outcome, loss_tokens, tokens, seconds, exchanged, mut policy } = pending;
+        let Pending { outcome, content, loss_tokens, tokens, seconds, exchanged, mut policy } = pending;
         let StepOutcome { step, learning_rate, .. } = outcome;
         let started = Instant::now();
         let numbers = self.watchdog.waiting_for_device(|| outcome.read());
@@ -176,7 +172,7 @@ impl<B: Kernels> Run<B> {
             self.trainer.ranks.check("a step")?;
         }
         self.note(NUMBERS, step, started);
-        self.check_finite(step, &numbers)?;
+        self.judge(step, &numbers, &content)?;
         if step == 1
             && let Some(note) = first_loss::check(&self.prepared.plan, &numbers, self.reference_file.as_deref())?
         {
@@ -236,18 +232,15 @@ impl<B: Kernels> Run<B> {
         queued + waited
     }
 
-    /// Reports a skipped step. An overflow ends the run if no loss scale avoids it, or if there is no loss scaling.
-    fn check_finite(&self, step: u64, numbers: &StepNumbers) -> Result<(), RunError> {
+    /// Reports a skipped step, and ends the run at one that the recipe does not skip.
+    fn judge(&mut self, step: u64, numbers: &StepNumbers, content: &StepContent) -> Result<(), RunError> {
         let &StepNumbers { loss, grad_norm, loss_scale, .. } = numbers;
-        match loss_scale {
-            Some(scale) if numbers.was_skipped() && scale >= MIN_LOSS_SCALE => {
-                self.console.print(&format!(
-                    "step {step}: gradients overflowed with a loss scale of {scale}; the step was skipped, the scale is lowered"
-                ));
+        match self.state.guard.judge(&self.prepared.plan.train, [loss, grad_norm], loss_scale) {
+            Ok(why) => {
+                why.iter().for_each(|why| self.console.print(&format!("step {step}: {why}")));
                 Ok(())
             }
-            _ if loss.is_finite() && grad_norm.is_finite() => Ok(()),
-            _ => Err(RunError::NotFinite { step, loss, grad_norm }),
+            Err(problem) => Err(self.stop_at(step, problem, content)),
         }
     }
 

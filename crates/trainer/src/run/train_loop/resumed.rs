@@ -15,7 +15,11 @@ use crate::state::resume_point::ResumePoint;
 
 /// Errors if the checkpoint belongs to another run; otherwise returns a sentence for each changed setting.
 pub(super) fn compare(point: &ResumePoint, prepared: &Prepared) -> Result<Vec<String>, RunError> {
-    point.state.identity.check(&RunIdentity::new(&prepared.plan, prepared.train.fingerprint()))?;
+    point.state.identity.check(&RunIdentity::new(
+        &prepared.plan,
+        prepared.train.fingerprint(),
+        prepared.train.report().documents,
+    ))?;
     let changes = point.state.settings.changes(&RunSettings::new(&prepared.plan));
     let rate = point.state.settings.rate_change(&prepared.plan.learning_rate_schedule(), point.state.step);
     Ok(point.notes.iter().cloned().chain(changes).chain(rate).collect())

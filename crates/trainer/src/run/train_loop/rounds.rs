@@ -30,7 +30,9 @@ use crate::grpo::{Denominators, Sums, advantages, reward_of};
 use crate::metrics::{Evaluation, PolicyMetrics};
 use crate::run::prepare::Prepared;
 use crate::run::prepare::prompts::PromptColumns;
+use crate::run::step::evaluate::Stage;
 use crate::run::step::policy::{PolicyStep, PolicySums, Sample, micro_batches};
+use crate::run::step::search::StepContent;
 use crate::run::step::{StepOutcome, Trainer};
 use crate::run::text::generate::stop_tokens;
 use crate::storage::{StorageError, write_atomically};
@@ -74,6 +76,9 @@ struct Rollout {
     old: Option<Vec<f32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reference: Option<Vec<f32>>,
+    /// As in [`Completion::experts`].
+    #[serde(skip)]
+    experts: Vec<u32>,
 }
 
 /// The completions of one rank in a round.
@@ -201,10 +206,10 @@ impl Learner {
         document: usize,
         completion: Completion,
     ) -> Result<Rollout, RunError> {
-        let Completion { tokens, log_probs: sampled, is_truncated } = completion;
+        let Completion { tokens, log_probs: sampled, is_truncated, experts } = completion;
         let written = if is_truncated { &tokens[..] } else { &tokens[..tokens.len() - 1] };
         let text = tokenizer.decode(written, true)?;
-        Ok(Rollout { id, document, text, tokens, is_truncated, sampled, ..Rollout::default() })
+        Ok(Rollout { id, document, text, tokens, is_truncated, sampled, experts, ..Rollout::default() })
     }
 
     /// Scores completions, except for those whose rewards an earlier process has written.
@@ -278,13 +283,13 @@ impl Learner {
         Ok(())
     }
 
-    /// Completes held-out prompts, and returns their mean reward.
+    /// Completes held-out prompts, a part of them on each rank, and returns their mean reward; `None` if `watch` broke off on a rank.
     pub(super) fn evaluate<B: Kernels>(
         &mut self,
-        model: &Decoder<B>,
+        trainer: &Trainer<B>,
         prepared: &Prepared,
         step: u64,
-        watch: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+        watch: &mut dyn FnMut(Stage) -> ControlFlow<()>,
     ) -> Result<Option<Evaluation>, RunError> {
         let Some((documents, columns)) = prepared.prompts.as_ref().and_then(|prompts| prompts.held_out.as_ref()) else {
             return Ok(Some(Evaluation::default()));
@@ -292,15 +297,18 @@ impl Learner {
         let at_once = crate::plan::MAX_PROMPTS_AT_ONCE;
         let limits = BatchLimits { sequences: at_once, tokens: prepared.plan.answer_tokens.value };
         let options = GenerateOptions { sampler: self.held_out.clone(), limits, ..self.options.clone() };
-        let (mut sum, mut count, weights) = (0.0, 0, self.rewards.weights());
-        for first in (0..documents.len()).step_by(at_once) {
-            if watch(first, documents.len()).is_break() {
+        let (mut sum, mut count, weights, ranks) = (0.0, 0.0, self.rewards.weights(), &trainer.ranks);
+        let all = documents.len();
+        for first in (0..all).step_by(at_once * ranks.world_size()) {
+            let breaks = watch(Stage::Answers(first, all)).is_break();
+            if ranks.all_reduce_count(u64::from(breaks))? > 0 {
                 return Ok(None);
             }
-            let group = first..documents.len().min(first + at_once);
+            let own = first + at_once * ranks.rank();
+            let group = all.min(own)..all.min(own + at_once);
             let prompts: Vec<Vec<u32>> =
                 group.clone().map(|document| documents.document(document).to_example().tokens).collect();
-            let completions = model.complete(&prompts, &options, group.start as u64)?;
+            let completions = trainer.model.complete(&prompts, &options, group.start as u64)?;
             let rollout =
                 |(document, completion)| self.rollout(&prepared.tokenizer, document as u64, document, completion);
             let rollouts = group.zip(completions).map(rollout).collect::<Result<Vec<_>, _>>()?;
@@ -308,9 +316,11 @@ impl Learner {
             let requests: Vec<Request<'_>> = request.collect();
             let parts = self.rewards.score(&requests)?.parts;
             let rewards = parts.iter().filter_map(|parts| reward_of(parts, &weights));
-            (sum, count) = rewards.fold((sum, count), |(sum, count), reward| (sum + reward, count + 1));
+            (sum, count) = rewards.fold((sum, count), |(sum, count), reward| (sum + reward, count + 1.0));
         }
-        let reward = (count > 0).then(|| sum / f64::from(count));
+        let of_ranks = gathered(ranks, vec![sum, count])?;
+        let (sum, count) = of_ranks.chunks(2).fold((0.0, 0.0), |all, own| (all.0 + own[0], all.1 + own[1]));
+        let reward = (count > 0.0).then(|| sum / count);
         Ok(Some(Evaluation { reward, ..Evaluation::default() }))
     }
 }
@@ -331,15 +341,15 @@ fn request_of<'a>(rollout: &'a Rollout, step: u64, generations: u64, columns: &'
 
 impl Rollout {
     fn sample(&self, prompt: Vec<u32>) -> Sample {
-        let Self { tokens, sampled, old, reference, advantage, .. } = self.clone();
-        Sample { prompt, tokens, sampled, old, reference, advantage }
+        let Self { tokens, sampled, old, reference, advantage, experts, .. } = self.clone();
+        Sample { prompt, tokens, sampled, old, reference, advantage, experts }
     }
 }
 
 impl<B: Kernels> Run<B> {
-    /// Takes the next step of a round, and begins the round before its first one. Returns what [`Trainer::step_of`] does, with the tokens of the
-    /// step and its numbers.
-    pub(super) fn step_of_round(&mut self) -> Result<(StepOutcome, u64, PolicyMetrics), RunError> {
+    /// Takes the next step of a round, and begins the round before its first one. Returns what [`Trainer::step_of`] does with what the step learned
+    /// from, its tokens, and its numbers.
+    pub(super) fn step_of_round(&mut self) -> Result<((StepOutcome, StepContent), u64, PolicyMetrics), RunError> {
         let learner = self.learner.as_mut().expect("the run learns from rewards");
         let (step, per_round) = (self.state.step, learner.section.steps_per_round());
         let started = Instant::now();
@@ -363,7 +373,10 @@ impl<B: Kernels> Run<B> {
         let (rollouts, plan) = (&round.rollouts[own.clone()], &self.prepared.plan);
         let learns = |rollout: &Rollout| !(learner.section.mask_truncated_completions && rollout.is_truncated);
         let kept = rollouts.iter().zip(&round.samples[own]).filter(|(rollout, _)| learns(rollout));
-        let samples: Vec<Sample> = kept.map(|(_, sample)| sample.clone()).collect();
+        // After an update other weights choose the experts.
+        let experts = |sample: &Sample| if index == 0 { sample.experts.clone() } else { Vec::new() };
+        let samples: Vec<Sample> =
+            kept.map(|(_, sample)| Sample { experts: experts(sample), ..sample.clone() }).collect();
         let tokens: usize = samples.iter().map(|sample| sample.tokens.len()).sum();
         let ranks = &self.trainer.ranks;
         let denominators = Denominators {
@@ -383,7 +396,8 @@ impl<B: Kernels> Run<B> {
         let sampled_per_s = if round.sampling_s > 0.0 { round.sampled_tokens as f64 / round.sampling_s } else { 0.0 };
         metrics = PolicyMetrics { sampled_per_s, round_s, reward_s, timeouts, named: named.clone(), ..metrics };
         add_sums(&mut metrics, &sums, &self.trainer.ranks)?;
-        Ok((outcome, samples.iter().map(|sample| (sample.prompt.len() + sample.tokens.len()) as u64).sum(), metrics))
+        let tokens = samples.iter().map(|sample| (sample.prompt.len() + sample.tokens.len()) as u64).sum();
+        Ok(((outcome, StepContent::Completions(samples, batches, policy)), tokens, metrics))
     }
 }
 
@@ -437,12 +451,14 @@ fn known_number(value: f64) -> Option<f64> {
 /// Adds what the step's passes have summed, over all ranks.
 fn add_sums(metrics: &mut PolicyMetrics, sums: &PolicySums, ranks: &Ranks) -> Result<(), RunError> {
     let Sums { kl, clipped: [low, high], ratios, tokens, .. } = sums.loss;
-    let own = vec![kl, low, high, ratios, tokens, sums.log_probs, sums.drift, sums.max_drift];
-    let all = gathered(ranks, own)?;
-    let sum = |index: usize| all.iter().skip(index).step_by(8).sum::<f64>();
+    let [routed, differing] = sums.routed.map(|count| count as f64);
+    let own = [kl, low, high, ratios, tokens, sums.log_probs, sums.drift, sums.max_drift, routed, differing];
+    let all = gathered(ranks, own.to_vec())?;
+    let sum = |index: usize| all.iter().skip(index).step_by(own.len()).sum::<f64>();
     let (ratios, tokens) = (sum(3).max(1.0), sum(4).max(1.0));
     (metrics.kl, metrics.clipped_low, metrics.clipped_high) = (sum(0) / tokens, sum(1) / ratios, sum(2) / ratios);
     (metrics.entropy, metrics.drift) = (-sum(5) / tokens, sum(6) / tokens);
-    metrics.max_drift = all.iter().skip(7).step_by(8).copied().fold(0.0, f64::max);
+    metrics.max_drift = all.iter().skip(7).step_by(own.len()).copied().fold(0.0, f64::max);
+    metrics.experts_differ = (sum(8) > 0.0).then(|| sum(9) / sum(8));
     Ok(())
 }

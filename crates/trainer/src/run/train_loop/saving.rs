@@ -1,17 +1,21 @@
 //! The files of a run: checkpoints, and at its end the trained weights, the summary and the line of the report.
 //!
-//! Trade-off: the device waits while a checkpoint is written, and the trained weights are written once more next to the last checkpoint, which
-//! contains them too.
+//! A checkpoint from which the run goes on is copied to host memory, and a thread writes it, if the plan has room for the copy; the next one waits.
+//! Trade-off: the trained weights are written once more next to the last checkpoint, which contains them too.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use std::thread::Builder;
+use std::time::{Duration, Instant};
 
 use firebrick_files::AtomicFolder;
 use firebrick_kernels::Kernels;
 use firebrick_model::{CollectedWeights, Decoder, HfFolder, ModelError, float_type_of};
 
 use super::Run;
+use super::background::Background;
 use super::numbers::report_evaluation;
+use super::trace::SAVE;
 use crate::config::to_name;
 use crate::console::{Outcome, Summary};
 use crate::error::RunError;
@@ -19,10 +23,13 @@ use crate::metrics::{Evaluation, RunEnd};
 use crate::run::step::{Trainer, scalar};
 use crate::run::train_loop::start::sample;
 use crate::state::best::Best;
-use crate::state::checkpoint::{ADAPTER, MODEL, SavedWeights, Snapshot, save_part};
+use crate::state::checkpoint::{SavedWeights, Snapshot, save_part};
 use crate::state::checkpoint_folder::{Keep, checkpoint_of};
 use crate::state::manifest::Manifest;
 use crate::storage::StorageError;
+
+/// A shorter wait for a checkpoint is not worth a line.
+const NOTABLE_WAIT: Duration = Duration::from_millis(100);
 
 impl<B: Kernels> Run<B> {
     /// Saves the last step after another rank was lost, if the loss cannot have affected that step.
@@ -50,7 +57,25 @@ impl<B: Kernels> Run<B> {
         }
     }
 
+    /// Saves the last step; returns when it is on the disk.
     pub(super) fn save(&mut self) -> Result<(), RunError> {
+        self.settle()?;
+        self.begin_save(None)
+    }
+
+    /// Saves a step from which the run goes on. If it `may_fail`, a full disk does not end the run: earlier saves stay, and the next one tries
+    /// again.
+    pub(super) fn save_on_the_way(&mut self, may_fail: bool) -> Result<(), RunError> {
+        let started = Instant::now();
+        self.settle()?;
+        let begun = self.begin_save(Some(may_fail));
+        self.waited_for_saves += started.elapsed();
+        self.note(SAVE, self.state.step, started);
+        self.unless_full(self.state.step, may_fail, begun)
+    }
+
+    /// Saves the last step. If steps go on after it, a thread may write it, and `goes_on` says whether it may fail.
+    fn begin_save(&mut self, goes_on: Option<bool>) -> Result<(), RunError> {
         // A step that is not finite must be found before it replaces a good checkpoint.
         self.flush()?;
         self.check_weights()?;
@@ -62,24 +87,42 @@ impl<B: Kernels> Run<B> {
         self.state.wall_s = self.wall_s();
         self.state.loss_scale = self.trainer.optimizer.loss_scale_state();
         self.is_saving.store(true, Ordering::Relaxed);
-        let saved = self.write_checkpoint(collected);
-        self.is_saving.store(false, Ordering::Relaxed);
-        saved?;
-        self.best_saved = self.best_step();
-        Ok(())
+        let written = self.write_checkpoint(collected, goes_on);
+        if self.background.is_none() {
+            self.is_saving.store(false, Ordering::Relaxed);
+        }
+        written
     }
 
-    /// Saves before the end of the run. A full disk does not end the run: earlier saves stay, and the next save tries again.
-    pub(super) fn save_on_the_way(&mut self) -> Result<(), RunError> {
-        let error = match self.save() {
-            Err(error) if error.is_disk_full() => error,
-            saved => return saved,
+    /// Waits for the checkpoint that a thread writes, if there is one, and says so if that takes long.
+    pub(super) fn settle(&mut self) -> Result<(), RunError> {
+        let Some(earlier) = self.background.take() else { return Ok(()) };
+        let (step, best, may_fail, started) = (earlier.step, earlier.best, earlier.may_fail, Instant::now());
+        let written = earlier.wait();
+        let waited = started.elapsed();
+        if waited > NOTABLE_WAIT {
+            let (now, waited) = (self.state.step, waited.as_secs_f64());
+            self.console.print(&format!(
+                "step {now} waited {waited:.1} s until the checkpoint of step {step} was written: save less often, or to a faster disk"
+            ));
+        }
+        if written.is_ok() {
+            self.best_saved = best;
+        }
+        self.unless_full(step, may_fail, written)
+    }
+
+    /// Returns `written`; if the disk was full and the save may fail, warns that the step was not saved instead.
+    fn unless_full(&self, step: u64, may_fail: bool, written: Result<(), RunError>) -> Result<(), RunError> {
+        let error = match written {
+            Err(error) if may_fail && error.is_disk_full() => error,
+            written => return written,
         };
         let problem = match &error {
             RunError::Storage(error) => error.problem(),
             other => other.to_string(),
         };
-        let (step, plan) = (self.state.step, &self.prepared.plan);
+        let plan = &self.prepared.plan;
         let next = (step + plan.checkpoint_every_steps.value).min(plan.steps.value);
         self.console.print(&format!(
             "warning: step {step} was not saved: {problem}. The run goes on, and saves after step {next} if there is \
@@ -88,8 +131,10 @@ impl<B: Kernels> Run<B> {
         Ok(())
     }
 
-    /// Writes a checkpoint on rank 0; the other ranks add their shares of the optimizer's state if they divide it.
-    fn write_checkpoint(&self, collected: CollectedWeights) -> Result<(), RunError> {
+    /// Writes a checkpoint on rank 0, or lets a thread write it; the other ranks add their shares of the optimizer's state if they divide it.
+    fn write_checkpoint(&mut self, collected: CollectedWeights, goes_on: Option<bool>) -> Result<(), RunError> {
+        let copies = self.prepared.plan.snapshot_bytes.value > 0 && !self.trainer.optimizer.is_partial();
+        let goes_on = goes_on.filter(|_| copies);
         let snapshot = Snapshot {
             model: &self.trainer.model,
             weights: &self.weights,
@@ -98,12 +143,27 @@ impl<B: Kernels> Run<B> {
             state: &self.state,
             texts: &self.texts,
         };
+        let folder = self.folder.path();
         // The best so far is the best until a better one is complete.
-        let count = self.prepared.plan.checkpoints_kept.value;
-        let (before, after) = (Keep { count, best: self.best_saved }, Keep { count, best: self.best_step() });
+        let (count, best) = (self.prepared.plan.checkpoints_kept.value, self.best_step());
+        let (before, after) = (Keep { count, best: self.best_saved }, Keep { count, best });
+        let begun = snapshot.begin(folder, before, goes_on.is_some());
+        if let Some(may_fail) = goes_on {
+            let (finish, is_saving) = (begun?, self.is_saving.clone());
+            let write = move || {
+                let written = finish().and_then(|writer| Ok(writer.commit(after)?));
+                is_saving.store(false, Ordering::Relaxed);
+                written.map(|_| ())
+            };
+            let thread = Builder::new().name("checkpoint".to_owned()).spawn(write);
+            let thread = Some(thread.map_err(|source| StorageError::io("start a thread for", folder, source))?);
+            self.background = Some(Background { step: self.state.step, best, may_fail, thread });
+            return Ok(());
+        }
         // Now the others find the folder, and after the second exchange it contains their parts.
-        let begun = self.where_all_have_room(snapshot.write(self.folder.path(), before))?;
+        let begun = self.where_all_have_room(begun.and_then(|finish| finish()))?;
         self.where_all_have_room(Ok(begun))?.commit(after)?;
+        self.best_saved = best;
         Ok(())
     }
 
@@ -232,6 +292,7 @@ impl<B: Kernels> Run<B> {
                 .rounds
                 .map(|rounds| per_second(self.state.step_tokens, self.state.step_s - rounds.all_s)),
             wall_s: self.wall_s(),
+            waited_for_saves_s: self.waited_for_saves.as_secs_f64(),
             backend: plan.backend.value.to_string(),
             arithmetic: plan.arithmetic.value.clone(),
             weights: weights.display().to_string(),
@@ -293,7 +354,7 @@ fn write_weights<B: Kernels>(
         Err(ModelError::NotThere { .. }) => None,
         base => base?,
     };
-    let path = run_folder.join(if weights.adapter.is_some() { ADAPTER } else { MODEL });
+    let path = weights.path_in(run_folder);
     let partial = AtomicFolder::create(&path).map_err(|error| StorageError::writing(&path, 0, error))?;
     let written = weights.write(model, collected, partial.temporary(), dtype, base.as_ref())?;
     partial.replace_by(&written).map_err(|error| StorageError::writing(&path, 0, error))?;

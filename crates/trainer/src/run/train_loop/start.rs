@@ -23,6 +23,7 @@ use crate::run::step::evaluate::Stage;
 use crate::run::text::generate::{continue_prompts, encode_prompt};
 use crate::state::checkpoint::{ADAPTER, RunState, SavedWeights, restore};
 use crate::state::checkpoint_folder::{checkpoint_of, set_aside_after};
+use crate::state::guard::Guard;
 use crate::state::identity::{RunIdentity, RunSettings, check_model};
 use crate::state::manifest::Manifest;
 use crate::state::reference_identity::ReferenceIdentity;
@@ -158,6 +159,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         step_tokens: 0,
         rounds: None,
         loss_scale: None,
+        guard: Guard::default(),
         last_losses: Vec::new(),
         before,
         evaluation_is_due: false,
@@ -167,7 +169,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         reference: None,
         decided: Some(prepared.plan.decided()),
         length_group: prepared.train.length_group(),
-        identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint()),
+        identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint(), prepared.train.report().documents),
         settings: RunSettings::new(&prepared.plan),
     })
 }

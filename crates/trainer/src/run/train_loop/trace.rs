@@ -157,6 +157,8 @@ pub(super) const DATA: &str = "wait for data";
 pub(super) const QUEUE: &str = "queue step";
 /// The host agrees with the other ranks on a step, which waits for the slowest of them.
 pub(super) const AGREE: &str = "wait for ranks";
+/// The host copies what is saved, and waits for the checkpoint before.
+pub(super) const SAVE: &str = "save";
 /// The host waits for the numbers of the preceding step.
 pub(super) const NUMBERS: &str = "wait for numbers";
 

@@ -2,24 +2,24 @@
 // prelude.cu alone.
 //
 // Keys and values of all sequences lie in two matrices of rows [kv_heads * HEAD_DIM]; a sequence's rows are in pages of PAGE_ROWS. Each
-// query has the number of its own key and the pages of its sequence. A team of sixteen lanes takes a key at a time and holds a part of each
-// head's columns; the queries that share a key/value head share what is loaded. Softmax is online, per team; teams and parts of the
+// query has the number of its own key and the pages of its sequence. A team of sixteen lanes, of 32 for wide heads, takes a key at a time and holds a
+// part of each head's columns; the queries that share a key/value head share what is loaded. Softmax is online, per team; teams and parts of the
 // keys are added in a fixed order, so the bits are the same every time.
 // Trade-off: several new tokens of one sequence read its keys once each; a prompt is read by the kernels for documents.
 //
-// Macros of the host: HEAD_DIM, a multiple of 16, at most 256; SOFT_CAP: cap of the scaled scores, undefined where there is none;
+// Macros of the host: HEAD_DIM, a multiple of 16 up to 256, of 32 up to 512; SOFT_CAP: cap of the scaled scores, undefined where there is none;
 // CACHED_QUERIES; PAGE_ROWS.
 
 namespace cached {
 
 typedef long long Long;
-constexpr int LANES = 16, EACH = HEAD_DIM / LANES, TEAMS = 256 / LANES;
+constexpr int LANES = HEAD_DIM > 256 ? 32 : 16, EACH = HEAD_DIM / LANES, TEAMS = 256 / LANES, OF_WARP = 32 / LANES;
 // Keys that a team has under way.
 constexpr int KEYS = EACH >= 16 ? 2 : 4;
 // Queries of a team: what fits into registers.
 constexpr int QUERIES = CACHED_QUERIES;
 constexpr int VECTOR = EACH % 8 == 0 ? 8 : EACH % 4 == 0 ? 4 : EACH % 2 == 0 ? 2 : 1;
-static_assert(EACH * LANES == HEAD_DIM && EACH <= 16, "HEAD_DIM must be a multiple of 16, at most 256");
+static_assert(EACH * LANES == HEAD_DIM && EACH <= 16, "HEAD_DIM must be a multiple of the lanes, at most 512");
 // Below every score; finite, so that differences are no NaN.
 constexpr float LOWEST = -1e30f;
 
@@ -111,14 +111,14 @@ cached_attention(T *o, float *parts, const T *q, const T *keys, const T *values,
 #pragma unroll
         for (int k = 0; k < EACH; ++k) softmax.out[i][k] = 0.0f;
     }
-    // Both teams of a warp go the same number of rounds: they sum together.
-    for (int base = begin + team / 2 * 2 * KEYS; base < end; base += TEAMS * KEYS) {
+    // The teams of a warp go the same number of rounds: they sum together.
+    for (int base = begin + team / OF_WARP * OF_WARP * KEYS; base < end; base += TEAMS * KEYS) {
         float scores[KEYS][QUERIES], loaded[KEYS][EACH];
         bool visible[KEYS];
         Long place[KEYS];
 #pragma unroll
         for (int key = 0; key < KEYS; ++key) {
-            const int number = base + team % 2 * KEYS + key, shown = min(number, last);
+            const int number = base + team % OF_WARP * KEYS + key, shown = min(number, last);
             visible[key] = number < end;
             const Long row = static_cast<Long>(pages[shown / PAGE_ROWS]) * PAGE_ROWS + shown % PAGE_ROWS;
             place[key] = row * kv_stride + static_cast<Long>(kv_head) * HEAD_DIM;

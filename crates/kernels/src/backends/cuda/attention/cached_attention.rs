@@ -3,7 +3,7 @@
 //!
 //! Each block computes one token and key/value head; if that leaves multiprocessors idle, the keys of each query are
 //! split into parts that a second launch combines.
-//! Trade-off: head widths that are not a multiple of 16, or above 256, use the reference body.
+//! Trade-off: head widths that are not a multiple of 16, of 32 above 256, or that are above 512, use the reference body.
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::AttentionSpec;
@@ -61,7 +61,8 @@ impl Device {
         tokens: &CachedTokens<Cuda>,
         spec: &AttentionSpec,
     ) -> Tensor<Cuda, 2> {
-        if !spec.head_dim.is_multiple_of(16) || spec.head_dim > 256 {
+        let multiple = if spec.head_dim > 256 { 32 } else { 16 };
+        if !spec.head_dim.is_multiple_of(multiple) || spec.head_dim > 512 {
             return self.pause(|| reference::cached(matmul, q, sinks, cache, tokens, spec));
         }
         let [keys, values] = cache.tensors().map(|stored| self.flat(stored));

@@ -4,16 +4,15 @@
 //! runs, so the number of documents and the longest length are rounded up to powers of two: a whole run uses a handful of plans. Rows are always
 //! dense, forward and backward. A backward call processes a part of the documents, since its workspace grows with the tokens of a call.
 //! Not supported: f32, sliding windows, soft caps, and packed documents before cuDNN 9.18 (their backward was wrong in
-//! 9.14). Short packed documents go to the flash kernels, which are as fast and need no workspace.
+//! 9.14). Short packed documents go to the flash kernels, which are as fast and need no workspace. Where sums need a fixed order, so do gradients of
+//! packed documents and of those that are so long that the gradients of their scores, which cuDNN then keeps, are too large.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use burn_tensor::DType;
 use firebrick_arch::AttentionSpec;
-use firebrick_cuda::cudnn::{
-    self, AttentionShape, BackwardPointers, Element, ForwardPointers, Layout, Plan, RowStrides,
-};
+use firebrick_cuda::cudnn::{AttentionShape, BackwardPointers, Element, ForwardPointers, Layout, Plan};
 use firebrick_cuda::{CudaError, Cudnn};
 
 use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
@@ -22,6 +21,7 @@ use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
     BlockArguments, Cost, Cuda, MAX_STRIDES, MatrixView, ScratchSlot, Source, arguments, check, grid,
 };
+use crate::backends::planning::cuda::documents_in_order;
 use crate::{Documents, StatisticsLayout};
 
 /// Maximum head width for packed documents.
@@ -80,11 +80,16 @@ impl Device {
         }
         let takes_packed = cudnn.takes_packed() && sizes.head_dim <= PACKED_HEAD_DIM;
         let layout = layout([documents.count(), documents.tokens(), documents.longest()], takes_packed);
-        let is_packed = matches!(layout, Layout::Packed { .. });
+        let (is_packed, in_order) = (matches!(layout, Layout::Packed { .. }), self.library.in_order.get());
         let is_short = documents.count() > 1
             && documents.tokens() < self.library.limits.get().min_mean_tokens * documents.count()
             && self.flash_format(dtype, sizes.head_dim) == Some(dtype);
-        if is_packed && (!takes_packed || is_short) {
+        if is_packed && (!takes_packed || is_short || in_order) {
+            return None;
+        }
+        // The flash kernels read the statistics of one document, and would have to compute those of several again.
+        let is_for_flash = in_order && documents_in_order(sizes.query_heads, documents.longest()).is_none();
+        if is_for_flash && documents.count() > 1 {
             return None;
         }
         Some(AttentionShape {
@@ -93,7 +98,7 @@ impl Device {
             query_heads: sizes.query_heads,
             key_value_heads: sizes.key_value_heads,
             head_dim: sizes.head_dim,
-            strides: RowStrides::contiguous(sizes.query_heads, sizes.key_value_heads, sizes.head_dim),
+            in_order,
         })
     }
 
@@ -106,7 +111,8 @@ impl Device {
     ) {
         let sizes = &Sizes::new(spec, documents);
         if let (Some(cudnn), Some(whole)) = (&self.library.cudnn, self.cudnn_shape(sizes, dtype, documents)) {
-            self.backward_parts(whole, documents).iter().for_each(|part| cudnn.begin(&whole, &part.shape));
+            let parts = self.backward_parts(whole, documents);
+            parts.iter().flatten().for_each(|part| cudnn.begin(&whole, &part.shape));
         }
     }
 
@@ -155,13 +161,18 @@ impl Device {
         if statistics_layout(&whole) != statistics {
             return None;
         }
-        let parts = self.backward_parts(whole, documents).into_iter();
+        let parts = self.backward_parts(whole, documents)?.into_iter();
         let calls = parts.map(|part| Some((supported(cudnn.backward_plan(&part.shape))?, part)));
         Some(BackwardPlans { calls: calls.collect::<Option<_>>()? })
     }
 
-    fn backward_parts(&self, whole: AttentionShape, documents: &Documents<Cuda>) -> Vec<Part> {
-        backward_parts(whole, documents, self.library.limits.get().max_backward_tokens)
+    /// Returns the calls of a backward; `None` if the gradients of a document's scores are too large.
+    fn backward_parts(&self, whole: AttentionShape, documents: &Documents<Cuda>) -> Option<Vec<Part>> {
+        let mut most = self.library.limits.get().max_backward_tokens;
+        if whole.in_order {
+            most = most.min(whole.longest() * documents_in_order(whole.query_heads, whole.longest())?);
+        }
+        Some(backward_parts(whole, documents, most))
     }
 
     pub(super) fn cudnn_backward(
@@ -175,7 +186,7 @@ impl Device {
         let cudnn = self.library.cudnn.as_ref().expect("plans come from the library");
         let [q, k, v] = inputs.forward;
         for (number, (plan, part)) in plans.calls.iter().enumerate() {
-            let from = |matrix: &MatrixView| matrix.block().rows(part.start, part.tokens).address;
+            let from = |matrix: &MatrixView| matrix.block.rows(part.start, part.tokens).address;
             let pointers = BackwardPointers {
                 forward: ForwardPointers {
                     query: from(q),
@@ -251,10 +262,7 @@ fn supported(plan: Result<Arc<Plan>, CudaError>) -> Option<Arc<Plan>> {
 
 /// Returns the order in which cuDNN writes and reads the statistics of a shape.
 fn statistics_layout(shape: &AttentionShape) -> StatisticsLayout {
-    match shape.statistics_layout() {
-        cudnn::StatisticsLayout::DocumentsHeadsTokens => StatisticsLayout::DocumentsHeadsTokens,
-        cudnn::StatisticsLayout::TokensHeads => StatisticsLayout::TokensHeads,
-    }
+    if shape.is_packed() { StatisticsLayout::TokensHeads } else { StatisticsLayout::DocumentsHeadsTokens }
 }
 
 /// Splits a backward into calls: as many documents as fit into `most` tokens each, or one longer document.

@@ -15,6 +15,8 @@ pub(crate) struct Library {
     pub(super) refuses_forward: Cell<bool>,
     pub(super) refuses_backward: Cell<bool>,
     pub(crate) limits: Cell<CudnnLimits>,
+    /// Whether gradients are added in a fixed order.
+    pub(crate) in_order: Cell<bool>,
 }
 
 impl Library {
@@ -30,6 +32,7 @@ impl Library {
             refuses_forward: Cell::new(false),
             refuses_backward: Cell::new(false),
             limits: Cell::default(),
+            in_order: Cell::default(),
         })
     }
 

@@ -3,7 +3,8 @@
 //! The output carries the order of its softmax statistics for the backward: cuDNN's backward only reads its own order, the flash kernels only
 //! `[heads, tokens]`. If the forward that computed the statistics cannot be followed by its own backward, the flash forward recomputes them. Sliding
 //! windows that hide anything, soft caps and short packed documents (`library.rs`) go to the flash kernels. 16-bit heads of a width that only the f32
-//! kernels support, such as 32, are converted; unsupported widths go to the reference body. Sinks are added to what either kernel computed.
+//! kernels support, such as 32, are converted; heads above 256 have their scores in memory (`wide.rs`), and other widths go to the reference body. Sinks
+//! are added to what any of them computed.
 //! Trade-off: if cuDNN rejects a backward after its own forward, every call runs a second forward.
 
 mod cached_attention;
@@ -12,6 +13,7 @@ mod cudnn;
 mod flash;
 pub(super) mod library;
 mod sinks;
+mod wide;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::AttentionSpec;
@@ -84,7 +86,7 @@ impl Device {
         let dense = [&qkv.q, &qkv.k, &qkv.v].map(|x| self.flat(x.clone()));
         let inputs = dense.each_ref();
         let [q, k, v] = inputs;
-        if !self.takes(&sizes, q.dtype, documents) {
+        if !sizes.are_wide() && !self.takes(&sizes, q.dtype, documents) {
             return self.pause(|| reference::forward_by(matmul, qkv, sinks, spec, documents));
         }
         let mut o = self.empty_matrix(sizes.tokens, q.width, q.dtype);
@@ -94,7 +96,16 @@ impl Device {
                 self.add_sinks(sinks, &sizes, o, (&log_sum_exp, layout), documents);
             }
         };
-        let layout = match self.cudnn_forward(&sizes, inputs, &o, &log_sum_exp, documents) {
+        let by_cudnn = match sizes.are_wide() {
+            true => None,
+            false => self.cudnn_forward(&sizes, inputs, &o, &log_sum_exp, documents),
+        };
+        let layout = match by_cudnn {
+            None if sizes.are_wide() => {
+                self.wide_forward(&sizes, inputs, &o, &log_sum_exp, documents);
+                add_sinks(&o, StatisticsLayout::HeadsTokens);
+                StatisticsLayout::HeadsTokens
+            }
             Some(layout) => {
                 add_sinks(&o, layout);
                 layout
@@ -142,6 +153,11 @@ impl Device {
         let like = |x: &MatrixView| self.empty_matrix(x.rows, x.width, x.dtype);
         let d_o_dense = self.flat_as(d_o.clone(), q.dtype);
         let inputs = BackwardInputs { forward, o, d_o: &d_o_dense, log_sum_exp };
+        if sizes.are_wide() {
+            let gradients = forward.map(like);
+            self.wide_backward(&sizes, inputs, &gradients, documents);
+            return into_qkv(gradients);
+        }
         if let Some(plans) = self.cudnn_backward_plans(&sizes, q.dtype, documents, layout) {
             let gradients = forward.map(like);
             self.cudnn_backward(&plans, &sizes, inputs, &gradients, documents);

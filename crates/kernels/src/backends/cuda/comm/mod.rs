@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use burn_tensor::{DType, TensorMetadata};
 use cubecl::cuda::CudaDevice;
-use firebrick_cuda::{CudaError, DevicePointer, Nccl, NcclCommunicator, NcclId, Stream};
+use firebrick_cuda::{CudaError, Nccl, NcclCommunicator, NcclId, Stream};
 
 use crate::backends::cuda::device::{Device, in_section};
 use crate::backends::cuda::engine::{Cost, Cuda, DeviceBlock, MatrixView, Primitive, payload, primitive};
@@ -93,14 +93,16 @@ fn on_side_stream(
     submitted
 }
 
-fn pointer(block: DeviceBlock) -> DevicePointer<f32> {
-    assert!(block.is_dense() && block.dtype == DType::F32, "ranks exchange dense f32");
-    DevicePointer::from_address(block.address)
+/// Returns the address of values that ranks sum, and whether they are bf16.
+fn summed(block: DeviceBlock) -> (u64, bool) {
+    let is_known = [DType::F32, DType::BF16].contains(&block.dtype);
+    assert!(block.is_dense() && is_known, "ranks sum dense f32 or bf16, not {:?}", block.dtype);
+    (block.address, block.dtype == DType::BF16)
 }
 
-fn bytes_of(matrix: &MatrixView) -> DevicePointer<u8> {
+fn address_of_bytes(matrix: &MatrixView) -> u64 {
     assert!(matrix.is_dense(), "ranks exchange matrices without gaps");
-    DevicePointer::from_address(matrix.address)
+    matrix.address
 }
 
 impl DeviceSide<Cuda> for Connected {
@@ -165,17 +167,23 @@ impl Connected {
     /// # Safety
     /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold.
     unsafe fn submit(&self, side: &Stream, collective: Collective, parts: &[Part]) -> Result<(), CudaError> {
-        let floats = |part: &Part| (pointer(part.matrix.block()), part.matrix.count());
+        let floats = |part: &Part| {
+            let (address, is_bf16) = summed(part.matrix.block);
+            (address, part.matrix.count(), is_bf16)
+        };
         // SAFETY: the caller's promise, for each of them.
         unsafe {
             match collective {
                 Collective::AllReduce => self.nccl.all_reduce_sum(side, &parts.iter().map(floats).collect::<Vec<_>>()),
                 Collective::Reduce => {
-                    let rooted = |part: &Part| (floats(part).0, floats(part).1, part.root);
+                    let rooted = |part: &Part| {
+                        let (address, count, is_bf16) = floats(part);
+                        (address, count, is_bf16, part.root)
+                    };
                     self.nccl.reduce_sum(side, &parts.iter().map(rooted).collect::<Vec<_>>())
                 }
                 Collective::Broadcast | Collective::Lend => {
-                    let bytes = |part: &Part| (bytes_of(&part.matrix), part.matrix.bytes(), part.root);
+                    let bytes = |part: &Part| (address_of_bytes(&part.matrix), part.matrix.bytes(), part.root);
                     self.nccl.broadcast(side, &parts.iter().map(bytes).collect::<Vec<_>>())
                 }
             }

@@ -82,12 +82,12 @@ DEVICE int list_matches(unsigned found, unsigned short *list) {
 }
 
 // Adds the listed rows to the columns of this block, several rows in flight.
-template <int V>
-DEVICE void add_rows(float *dtable_row, const T *dy, const unsigned short *list, int count, int d, float scale) {
+template <int V, class E>
+DEVICE void add_rows(E *dtable_row, const T *dy, const unsigned short *list, int count, int d, float scale) {
     constexpr int AT_ONCE = 4;
     for (int c = blockIdx.y * SCAN_THREADS + threadIdx.x; c < d / V; c += gridDim.y * SCAN_THREADS) {
         float sum[V], value[V];
-        Pack<float, V>::load(dtable_row + c * V).unpack(sum);
+        Pack<E, V>::load(dtable_row + c * V).unpack(sum);
         int index = 0;
         for (; index + AT_ONCE <= count; index += AT_ONCE) {
             Pack<T, V> rows[AT_ONCE];
@@ -107,15 +107,12 @@ DEVICE void add_rows(float *dtable_row, const T *dy, const unsigned short *list,
 #pragma unroll
             for (int i = 0; i < V; ++i) sum[i] += scale * value[i];
         }
-        Pack<float, V>::pack(sum).store(dtable_row + c * V);
+        Pack<E, V>::pack(sum).store(dtable_row + c * V);
     }
 }
 
-// dtable [v, d] f32 += rows of dy [n, d] times scale, summed by id; rows with an id below 0 are left out.
-// grid (n, 1), or (n, up to ceil(d / 2048)) where few ids make up most tokens; block (256) exactly, no dynamic shared
-// memory.
-KERNEL __launch_bounds__(SCAN_THREADS, 4)
-embed_backward(float *dtable, const int *ids, const T *dy, long long n, int d, float scale) {
+template <class E>
+DEVICE void add_rows_by_id(E *dtable, const int *ids, const T *dy, long long n, int d, float scale) {
     __shared__ unsigned short list[SCAN];
     const long long token = blockIdx.x;
     if (token >= n) return;
@@ -128,7 +125,7 @@ embed_backward(float *dtable, const int *ids, const T *dy, long long n, int d, f
         if (__syncthreads_or(found != 0)) return;
     }
     const bool vectors = d % 8 == 0 && aligned16(dtable, dy);
-    float *dtable_row = dtable + static_cast<long long>(id) * d;
+    E *dtable_row = dtable + static_cast<long long>(id) * d;
     for (long long start = token / SCAN * SCAN; start < n; start += SCAN) {
         const unsigned found = equal_ids(ids, start + own_offset, n, id);
         if (!__syncthreads_or(found != 0)) continue;
@@ -137,4 +134,18 @@ embed_backward(float *dtable, const int *ids, const T *dy, long long n, int d, f
         else add_rows<1>(dtable_row, dy + start * d, list, count, d, scale);
         __syncthreads();
     }
+}
+
+// dtable [v, d] f32 += rows of dy [n, d] times scale, summed by id; rows with an id below 0 are left out.
+// grid (n, 1), or (n, up to ceil(d / 2048)) where few ids make up most tokens; block (256) exactly, no dynamic shared
+// memory.
+KERNEL __launch_bounds__(SCAN_THREADS, 4)
+embed_backward(float *dtable, const int *ids, const T *dy, long long n, int d, float scale) {
+    add_rows_by_id(dtable, ids, dy, n, d, scale);
+}
+
+// The same to a table in bf16, whose sums are rounded once per SCAN tokens that have the id.
+KERNEL __launch_bounds__(SCAN_THREADS, 4)
+embed_backward_to_bf16(bf16 *dtable, const int *ids, const T *dy, long long n, int d, float scale) {
+    add_rows_by_id(dtable, ids, dy, n, d, scale);
 }

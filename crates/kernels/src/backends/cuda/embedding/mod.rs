@@ -5,7 +5,9 @@ use burn_tensor::{DType, Int, Tensor};
 
 use crate::EmbeddingOps;
 use crate::backends::cuda::device::{Device, in_section};
-use crate::backends::cuda::engine::{BlockArguments, Cuda, MatrixView, Source, arguments, grid, tensor, threads_for};
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, MatrixView, Source, arguments, float, grid, tensor, threads_for,
+};
 
 impl EmbeddingOps for Cuda {
     fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>, scale: f32, dtype: DType) -> Tensor<Self, 2> {
@@ -23,7 +25,23 @@ impl EmbeddingOps for Cuda {
     ) -> Tensor<Self, 2> {
         in_section(&dy_nd.device(), |device| {
             let (ids, dy) = (device.int_matrix(rows_n), device.flat(dy_nd));
-            tensor(device.embed_backward(&ids, &dy, scale, rows).tensor)
+            let table = device.empty_matrix(rows, dy.width, DType::F32);
+            device.fill(table.block, 0.0);
+            device.add_embed_backward(&table, &ids, &dy, scale);
+            tensor(table.tensor)
+        })
+    }
+
+    fn add_embed_backward(
+        sum_vd: Tensor<Self, 2>,
+        ids_n: Tensor<Self, 1, Int>,
+        dy_nd: Tensor<Self, 2>,
+        scale: f32,
+    ) -> Tensor<Self, 2> {
+        in_section(&dy_nd.device(), |device| {
+            let sum = device.view_of(device.owned(float(sum_vd)));
+            device.add_embed_backward(&sum, &device.int_matrix(ids_n), &device.flat(dy_nd), scale);
+            tensor(sum.tensor)
         })
     }
 }
@@ -45,17 +63,20 @@ impl Device {
         y
     }
 
-    /// Sums rows of `dy` times `scale` by id into `[vocab_size, width]` f32; skips those with an id below 0.
-    fn embed_backward(&self, ids: &MatrixView, dy: &MatrixView, scale: f32, vocab_size: usize) -> MatrixView {
-        let table = self.empty_matrix(vocab_size, dy.width, DType::F32);
-        self.fill(table.block(), 0.0);
-        let bytes = dy.count() * (dy.dtype.size() + 4);
-        let launch = Source::Embedding.launch(dy.dtype, "embed_backward", grid(ids.width, 256), bytes);
+    /// Adds rows of `dy` times `scale` by id to a table, f32 or bf16; skips those with an id below 0.
+    fn add_embed_backward(&self, table: &MatrixView, ids: &MatrixView, dy: &MatrixView, scale: f32) {
+        assert!(table.width == dy.width && table.is_dense(), "a sum has the rows of the table");
+        let name = match table.dtype {
+            DType::F32 => "embed_backward",
+            DType::BF16 => "embed_backward_to_bf16",
+            other => unreachable!("gradients are summed in f32 or bf16, not {other:?}"),
+        };
+        let bytes = dy.count() * (dy.dtype.size() + table.dtype.size());
+        let launch = Source::Embedding.launch(dy.dtype, name, grid(ids.width, 256), bytes);
         let arguments = arguments! {
-            dtable: rows(&table), ids: rows(ids), dy: rows(dy), n: long(ids.width), d: int(dy.width), scale: f32(scale),
+            dtable: rows(table), ids: rows(ids), dy: rows(dy), n: long(ids.width), d: int(dy.width), scale: f32(scale),
         };
         // SAFETY: as for `embed`; one block per token, and only the first of equal ids writes their row.
         unsafe { self.launch(launch, &arguments) };
-        table
     }
 }

@@ -35,6 +35,8 @@ shared! { elementwise:
 shared! { optimizer:
     /// Tensors per launch.
     MAX_TENSORS = 64;
+    /// Tensors in bf16 per launch: there are more pointers for each, and all arguments have 4 KiB.
+    NARROW_TENSORS = 32;
     /// Values that one block of the norm kernel sums.
     NORM_PIECE = 16_384;
     /// Values that one block adds to its range.

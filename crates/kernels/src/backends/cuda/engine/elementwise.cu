@@ -52,9 +52,24 @@ KERNEL __launch_bounds__(256) accumulate_f32(float *y, const float *x, long long
     map(y, y, x, n, [](float left, float right) { return left + right; });
 }
 
+// y [n] += x, added in f32 and rounded to T once.   grid any, ceil(n / 4096) is fast; block (256).
+KERNEL __launch_bounds__(256) accumulate_f32_to_t(T *y, const float *x, long long n) {
+    map(y, y, x, n, [](float left, float right) { return left + right; });
+}
+
+// The same from T.
+KERNEL __launch_bounds__(256) accumulate_t(T *y, const T *x, long long n) {
+    map(y, y, x, n, [](float left, float right) { return left + right; });
+}
+
 // y [n] = T(x * scale).   grid any, ceil(n / 4096) is fast; block (256). y must not be x unless T is f32.
 KERNEL __launch_bounds__(256) cast_f32_to_t(T *y, const float *x, float scale, long long n) {
     map(y, x, static_cast<const float *>(nullptr), n, [scale](float value, float) { return value * scale; });
+}
+
+// y [n] = T(x * scale).   grid any, ceil(n / 4096) is fast; block (256). y may be x.
+KERNEL __launch_bounds__(256) scaled(T *y, const T *x, float scale, long long n) {
+    map(y, x, static_cast<const T *>(nullptr), n, [scale](float value, float) { return value * scale; });
 }
 
 // y [n] = f32(x).   grid any, ceil(n / 4096) is fast; block (256). y must not be x unless T is f32.
@@ -186,20 +201,6 @@ KERNEL __launch_bounds__(256) fill_f32(float *y, float value, long long n) {
 // Tokens from one row to the next in a mask.
 constexpr long long DROPOUT_ROW_PITCH = 1ll << 24;
 
-DEVICE unsigned mixed(unsigned value) {
-    value ^= value >> 16;
-    value *= 0x7feb352du;
-    value ^= value >> 15;
-    value *= 0x846ca68bu;
-    return value ^ (value >> 16);
-}
-
-// The bits that decide over a pair of adjacent values (`linear/dropout.rs`).
-DEVICE unsigned dropout_bits(unsigned long long pair, unsigned long long key) {
-    const unsigned high = static_cast<unsigned>(pair >> 32) * 0x9e3779b9u;
-    return mixed(mixed(static_cast<unsigned>(pair) ^ static_cast<unsigned>(key)) ^ static_cast<unsigned>(key >> 32) ^ high);
-}
-
 template <int V>
 DEVICE void dropped_row(T *y, const T *x, long long first, int d, bool adds, unsigned threshold, float scale, unsigned long long key) {
     const int step = gridDim.y * blockDim.x * V;
@@ -210,7 +211,7 @@ DEVICE void dropped_row(T *y, const T *x, long long first, int d, bool adds, uns
 #pragma unroll
         for (int i = 0; i < V; ++i) {
             const unsigned long long index = first + c + i;
-            const unsigned bits = dropout_bits(index / 2, key) >> (index % 2 * 16) & 0xffffu;
+            const unsigned bits = random_bits(index / 2, key) >> (index % 2 * 16) & 0xffffu;
             const float kept = bits >= threshold ? values[i] * scale : 0.0f;
             values[i] = adds ? sum[i] + kept : kept;
         }

@@ -48,16 +48,29 @@ impl Engine {
         unsafe { self.launch(launch, &arguments! { scaled => n: long(from.count()) }) };
     }
 
-    /// Computes `sum += values`, f32.
-    pub(crate) fn add_to(&self, sum: u64, values: u64, count: usize) {
-        let arguments = arguments! { y: address(sum), x: address(values), n: long(count) };
-        // SAFETY: both hold `count` f32.
-        unsafe {
-            self.launch(
-                Source::Elementwise.launch(DType::F32, "accumulate_f32", flat_grid(count), 12 * count),
-                &arguments,
-            )
+    /// Computes `to = from * factor`, in one format.
+    pub(crate) fn scale(&self, from: DeviceBlock, to: DeviceBlock, factor: f32) {
+        assert!(from.is_dense() && to.is_dense() && from.count() == to.count(), "values are scaled as they lie");
+        assert_eq!(from.dtype, to.dtype, "values are scaled in their format");
+        let arguments = arguments! { y: rows(&to), x: rows(&from), scale: f32(factor), n: long(from.count()) };
+        let launch = Source::Elementwise.launch(to.dtype, "scaled", flat_grid(from.count()), 2 * from.bytes());
+        // SAFETY: both blocks are dense and hold the same number of values of this format.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// Computes `sum += values`: f32, or bf16 with values in either format.
+    pub(crate) fn add_to(&self, sum: DeviceBlock, values: DeviceBlock) {
+        assert!(sum.is_dense() && values.is_dense() && sum.count() == values.count(), "values are added as they lie");
+        let name = match (sum.dtype, values.dtype) {
+            (DType::F32, DType::F32) => "accumulate_f32",
+            (DType::BF16, DType::F32) => "accumulate_f32_to_t",
+            (DType::BF16, DType::BF16) => "accumulate_t",
+            (sum, values) => unreachable!("no gradient in {values:?} is added to a sum in {sum:?}"),
         };
+        let arguments = arguments! { y: rows(&sum), x: rows(&values), n: long(sum.count()) };
+        let bytes = 2 * sum.bytes() + values.bytes();
+        // SAFETY: both are dense and hold as many values, of their formats.
+        unsafe { self.launch(Source::Elementwise.launch(sum.dtype, name, flat_grid(sum.count()), bytes), &arguments) };
     }
 
     pub(crate) fn fill(&self, to: DeviceBlock, value: f32) {

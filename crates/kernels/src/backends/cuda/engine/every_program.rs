@@ -12,8 +12,8 @@ use crate::backends::planning::flash::{FlashTiles, flash_takes_f32};
 use crate::backends::planning::passes::{GATED_STAGES, gated_pieces, stages};
 
 /// Head widths, with the soft cap of scores if a model has one: that of Gemma 2.
-const ATTENTION: [(usize, Option<f64>); 7] =
-    [(32, None), (64, None), (96, None), (128, None), (128, Some(50.0)), (256, None), (256, Some(50.0))];
+const ATTENTION: [(usize, Option<f64>); 8] =
+    [(32, None), (64, None), (96, None), (128, None), (128, Some(50.0)), (256, None), (256, Some(50.0)), (512, None)];
 /// Soft caps of logits: none, and that of Gemma 2.
 const LOGITS: [Option<f64>; 2] = [None, Some(30.0)];
 /// Widths of filters, and whether gates are around them: LFM2's, LFM3's, and Gated DeltaNet's.
@@ -97,13 +97,15 @@ fn every_source(dtype: DType, capability: (u32, u32)) -> Vec<Source> {
         Source::Magnitude => [Source::Magnitude],
         Source::Norm => [Source::Norm],
         Source::NormFp8 => has_fp8_rows.then_some(Source::NormFp8),
-        Source::Optimizer => (!is_half).then_some(Source::Optimizer),
+        // Gradients are f32 or bf16.
+        Source::Optimizer => (dtype != DType::F16).then_some(Source::Optimizer),
         Source::PackedIndex => (!is_half).then_some(Source::PackedIndex),
         Source::Pairs => (!is_half).then_some(Source::Pairs),
         Source::Quantize => (!is_half).then_some(Source::Quantize),
         Source::Routing => [Source::Routing],
         Source::Sinks => [Source::Sinks],
         Source::StoreRows => [Source::StoreRows],
+        Source::WideAttention => [Source::WideAttention],
         Source::WideExperts { .. } => (is_half && capability == (9, 0)).then_some(wide_experts),
         Source::WriteOut => [Source::WriteOut],
     }

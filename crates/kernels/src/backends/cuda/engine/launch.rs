@@ -7,7 +7,7 @@
 use std::hash::Hash;
 
 use burn_tensor::DType;
-use firebrick_cuda::{Arguments, CudaError, DeviceBuffer, DevicePointer, LaunchShape, Stream};
+use firebrick_cuda::{Arguments, CudaError, DeviceBuffer, LaunchShape, Stream};
 
 use super::Engine;
 use super::failure::{check, check_launch};
@@ -40,8 +40,6 @@ impl Source {
 pub(crate) trait BlockArguments {
     /// Appends the address of rows, all of which the kernel may use.
     fn rows(self, block: &DeviceBlock) -> Self;
-    /// Appends an address; 0 is null.
-    fn address(self, address: u64) -> Self;
     fn int(self, number: usize) -> Self;
     fn long(self, number: usize) -> Self;
     fn float(self, number: f64) -> Self;
@@ -50,12 +48,7 @@ pub(crate) trait BlockArguments {
 impl BlockArguments for Arguments {
     #[inline(always)]
     fn rows(self, block: &DeviceBlock) -> Self {
-        self.block(at(block.address), block.extent() as usize)
-    }
-
-    #[inline(always)]
-    fn address(self, address: u64) -> Self {
-        self.pointer(at(address))
+        self.block(block.address, block.extent() as usize)
     }
 
     #[inline(always)]
@@ -86,10 +79,6 @@ macro_rules! arguments {
     };
 }
 pub(crate) use arguments;
-
-pub(super) fn at(address: u64) -> DevicePointer<u8> {
-    DevicePointer::from_address(address)
-}
 
 pub(crate) fn grid(blocks: usize, threads: u32) -> LaunchShape {
     grid_of([blocks.clamp(1, MAX_BLOCKS), 1, 1], threads)

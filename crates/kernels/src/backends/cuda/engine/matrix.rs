@@ -116,12 +116,6 @@ impl Deref for MatrixView {
     }
 }
 
-impl MatrixView {
-    pub(crate) fn block(&self) -> DeviceBlock {
-        self.block
-    }
-}
-
 pub(crate) fn float<const D: usize>(tensor: Tensor<Cuda, D>) -> Primitive {
     match tensor.into_primitive() {
         TensorPrimitive::Float(primitive) => primitive,

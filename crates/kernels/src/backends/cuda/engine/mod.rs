@@ -34,7 +34,7 @@ mod watch;
 
 pub(super) use constants::{
     ADAMW_PIECE, CROSS_ENTROPY_THREADS, DISPATCHED_ROWS, MAX_EXPERTS, MAX_STRIDES, MAX_TENSORS, MOMENT_BLOCK,
-    NORM_PIECE, PAIR_THREADS, RANGE_PIECE, TOKENS_PER_BLOCK, cached_queries,
+    NARROW_TENSORS, NORM_PIECE, PAIR_THREADS, RANGE_PIECE, TOKENS_PER_BLOCK, cached_queries,
 };
 pub use every_program::every_program;
 pub(super) use experts::{OfExperts, WIDE_STAGES, expert_stages};
@@ -84,6 +84,8 @@ pub(super) struct Engine {
     pub(super) depth: Cell<usize>,
     /// Number of the outermost section.
     pub(super) sections: Cell<u64>,
+    /// The first section of several in which no parameter changes, while they last.
+    pub(super) unchanged_since: Cell<Option<u64>>,
     /// The lock that allows this thread to be inside a section of the device.
     pub(super) turn: RefCell<Option<MutexGuard<'static, ()>>>,
     /// Unused memory, whose address is requested to wait until CubeCL has submitted its work.
@@ -170,6 +172,7 @@ impl Engine {
             trace: Trace::default(),
             depth: Cell::new(0),
             sections: Cell::new(0),
+            unchanged_since: Cell::new(None),
             turn: RefCell::new(None),
             marker: RefCell::new(None),
             watch: BurnWatch::new(),
@@ -207,9 +210,10 @@ impl Engine {
         [identity.unwrap_or_else(|| self.address(primitive)), offset]
     }
 
-    /// Returns what a buffer holds that is computed from these sources in this section.
+    /// Returns what a buffer holds that is computed from these sources in this section, or in sections in which they are unchanged.
     pub(super) fn contents(&self, dtype: DType, sources: impl Into<Vec<u64>>) -> Contents {
-        Contents { section: self.section_number(), dtype, sources: sources.into() }
+        let section = self.unchanged_since.get().unwrap_or_else(|| self.section_number());
+        Contents { section, dtype, sources: sources.into() }
     }
 
     /// Returns whether no other tensor has this tensor's memory, so that an operation that takes the tensor may write there.

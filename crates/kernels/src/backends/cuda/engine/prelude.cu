@@ -14,6 +14,7 @@
 //   aligned16(p...)                whether all pointers are
 //   warp_sum  warp_max  block_sum  block_sum2  block_max         every thread gets the result; fixed order
 //   exp_fast  reciprocal_fast      about 2 units in the last place
+//   random_bits(pair, key)         a hash: bits of a random stream
 
 #ifndef T_IS_BF16
 #define T_IS_BF16 0
@@ -265,6 +266,20 @@ DEVICE float block_max(float value) {
 }
 
 // ----------------------------------------------------------------------------------------------------------- functions
+
+DEVICE unsigned mixed(unsigned value) {
+    value ^= value >> 16;
+    value *= 0x7feb352du;
+    value ^= value >> 15;
+    value *= 0x846ca68bu;
+    return value ^ (value >> 16);
+}
+
+// 16 random bits for each of a pair of adjacent values (`linear/dropout.rs`).
+DEVICE unsigned random_bits(unsigned long long pair, unsigned long long key) {
+    const unsigned high = static_cast<unsigned>(pair >> 32) * 0x9e3779b9u;
+    return mixed(mixed(static_cast<unsigned>(pair) ^ static_cast<unsigned>(key)) ^ static_cast<unsigned>(key >> 32) ^ high);
+}
 
 DEVICE float exp_fast(float value) { return __expf(value); }
 

@@ -172,6 +172,7 @@ pub(crate) enum Source {
     Routing,
     Sinks,
     StoreRows,
+    WideAttention,
     /// The products of experts on Hopper; `stages` are those of the narrow ones.
     WideExperts {
         stages: usize,
@@ -249,6 +250,7 @@ impl Source {
             Self::Routing => sources!("moe/routing.cu"),
             Self::Sinks => sources!("attention/sinks.cu"),
             Self::StoreRows => sources!("attention/store_rows.cu"),
+            Self::WideAttention => sources!("attention/wide.cu"),
             Self::WideExperts { .. } => {
                 sources!("engine/matrix_units.cu", "moe/grouped.cu", "moe/grouped_hopper.cu", "moe/grouped_fp8.cu")
             }
@@ -314,6 +316,7 @@ impl Source {
             | Self::Quantize
             | Self::Sinks
             | Self::StoreRows
+            | Self::WideAttention
             | Self::WriteOut => String::new(),
         };
         let files = self.files();

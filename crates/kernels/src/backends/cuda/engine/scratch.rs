@@ -46,6 +46,10 @@ pub(crate) enum ScratchSlot {
     AttentionWorkspace,
     /// Lengths and offsets of packed documents: of a numbered part of them, or of all.
     AttentionIndex(Option<usize>),
+    /// Scores of a tile of queries, and what is computed from them.
+    AttentionScores,
+    /// Where the document of each token begins.
+    DocumentStarts,
     ExpertTiles,
     /// Partial results over parts of each query's keys.
     AttentionParts,
@@ -56,7 +60,7 @@ pub(crate) enum ScratchSlot {
     LogProbs,
 }
 
-/// Contents of a buffer: the section in which it was filled, the format, and the sources it was computed from (`Engine::source`).
+/// Contents of a buffer: the section since which its sources are unchanged, the format, and the sources it was computed from (`Engine::source`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Contents {
     pub section: u64,
@@ -114,7 +118,7 @@ impl Scratch {
         let is_held = contents.is_some() && buffer.contents == contents;
         buffer.contents = contents;
         buffer.section = self.section.get();
-        (buffer.memory.pointer::<u8>().address(), is_held)
+        (buffer.memory.address(), is_held)
     }
 
     /// Forgets the contents of all buffers, because after a failure a buffer may have been marked before it was filled.

@@ -14,10 +14,27 @@ use super::Engine;
 use super::failure::{check, check_launch};
 use super::watch::lock_of;
 
+/// Sections in which no parameter changes.
+pub(crate) struct KeepsContents<'a> {
+    engine: &'a Engine,
+    before: Option<u64>,
+}
+
+impl Drop for KeepsContents<'_> {
+    fn drop(&mut self) {
+        self.engine.unchanged_since.set(self.before);
+    }
+}
+
 impl Engine {
     /// Returns the number of the current outermost section, within which values derived from parameters are valid.
     pub(crate) fn section_number(&self) -> u64 {
         self.sections.get()
+    }
+
+    /// Lets contents of buffers stay valid from one section to the next, until the result is dropped: what they are computed from does not change.
+    pub(crate) fn keep_contents(&self) -> KeepsContents<'_> {
+        KeepsContents { before: self.unchanged_since.replace(Some(self.section_number() + 1)), engine: self }
     }
 
     fn count_section(&self) {

@@ -101,10 +101,10 @@ impl Engine {
     /// matrix itself if it was allocated with room, else a copy in scratch memory.
     pub(crate) fn with_room(&self, matrix: MatrixView, room: usize) -> (DeviceBlock, Option<MatrixView>) {
         if room == 0 || self.has_room_in_place(&matrix, room) {
-            return (matrix.block(), Some(matrix));
+            return (matrix.block, Some(matrix));
         }
         let copy = self.scratch_rows([matrix.rows, matrix.width], room, matrix.dtype);
-        self.copy_rows(matrix.block(), copy);
+        self.copy_rows(matrix.block, copy);
         (copy, None)
     }
 
@@ -182,7 +182,7 @@ impl Engine {
         }
         let values = self.dense(values);
         let converted = self.view_of(self.empty(values.tensor.shape(), dtype));
-        self.cast(values.block(), converted.block(), 1.0);
+        self.cast(values.block, converted.block, 1.0);
         converted
     }
 
@@ -216,12 +216,12 @@ impl Engine {
             MatrixView { block: DeviceBlock { width: total, ..first.block }, tensor: first.tensor }
         } else {
             let joined = self.empty_matrix(first.rows, total, first.dtype);
-            self.copy_rows(first.block(), joined.block().columns(0, first.width));
+            self.copy_rows(first.block, joined.block.columns(0, first.width));
             joined
         };
         let mut start = first.block.width;
         for part in &parts {
-            self.copy_rows(part.block(), joined.block().columns(start, part.width));
+            self.copy_rows(part.block, joined.block.columns(start, part.width));
             start += part.width;
         }
         joined

@@ -90,7 +90,7 @@ impl Device {
         let (input, norm, modules) = match prologue {
             Prologue::None { x } => {
                 let x = self.matrix(x);
-                let modules = self.parameter_gradients(Some(x.block()), low, group, &mut gradient);
+                let modules = self.parameter_gradients(Some(x.block), low, group, &mut gradient);
                 let residual = d_residual.map(|residual| self.flat_as(residual, dy.dtype));
                 let dx = self.input_gradient(group, &gradient, 0, residual.as_ref());
                 (InputGradient::Plain(tensor(dx.tensor)), None, modules)
@@ -106,7 +106,7 @@ impl Device {
                 let width = gate.dims()[1];
                 let (both, activated) =
                     self.gated_input_backward(gate, up, activation, prologue_output, group, &mut gradient, next);
-                let activated = activated.as_ref().map(|activated| activated.block());
+                let activated = activated.as_ref().map(|activated| activated.block);
                 let modules = self.parameter_gradients(activated, low, group, &mut gradient);
                 let (d_gate, d_up) = halves(self, &both, width);
                 (InputGradient::Gated { d_gate, d_up }, None, modules)
@@ -133,15 +133,14 @@ impl Device {
         let mut d_output_norm = None;
         let (dy, owner, head_norms) = if let Some(SavedHeads { epilogue, raw }) = heads {
             let gradients: Vec<_> = d_outputs.into_iter().map(|d_output| self.flat(d_output)).collect();
-            let raw: Vec<_> = raw.into_iter().flatten().map(|raw| self.matrix(raw)).collect();
-            let raw: Option<[MatrixView; 2]> = raw.try_into().ok();
-            let (joined, [d_q_norm, d_k_norm]) = self.heads_backward(&gradients, &epilogue, raw.as_ref(), room);
-            (joined, None, vec![d_q_norm, d_k_norm, None])
+            let raw: Vec<_> = raw.into_iter().map(|raw| raw.map(|raw| self.matrix(raw))).collect();
+            let (joined, head_norms) = self.heads_backward(&gradients, &group.parts, &epilogue, &raw, room);
+            (joined, None, head_norms)
         } else if let Some(SavedOutputNorm { norm, raw }) = output_norm {
             let (dy, raw) = (self.matrix(into_single(d_outputs)), self.flat(raw));
             let d_raw = self.empty_with_room([raw.rows, raw.width], room, raw.dtype);
-            d_output_norm = self.rms_norm_backward(d_raw.block(), &raw, &norm, dy.block(), None, None);
-            (d_raw.block(), Some(d_raw), Vec::new())
+            d_output_norm = self.rms_norm_backward(d_raw.block, &raw, &norm, dy.block, None, None);
+            (d_raw.block, Some(d_raw), Vec::new())
         } else {
             let whole = self.adjacent_columns(d_outputs.into_iter().map(|d_output| self.matrix(d_output)).collect());
             let (dy, owner) = self.with_room(whole, room);
@@ -150,9 +149,9 @@ impl Device {
         let (dy, owner, magnitudes) = match unscaled {
             None => (dy, owner, None),
             Some(unscaled) => {
-                let Unscaled { dy: before, d_magnitudes } = self.magnitude_backward(dy, unscaled.block(), group);
+                let Unscaled { dy: before, d_magnitudes } = self.magnitude_backward(dy, unscaled.block, group);
                 let magnitudes = BehindMagnitudes { dy, _owner: owner, gradients: d_magnitudes };
-                (before.block(), Some(before), Some(magnitudes))
+                (before.block, Some(before), Some(magnitudes))
             }
         };
         let (weight, experts, adapters) = if group.route.weight == WeightRoute::Codes {
@@ -164,7 +163,7 @@ impl Device {
             let adapters = self.adapters(group, dy.dtype, weight.as_ref(), experts);
             (weight, experts, adapters)
         };
-        let low = low.map(|low| low.block());
+        let low = low.map(|low| low.block);
         let adapters = adapters.map(|adapters| self.low_rank_gradient(dy, low, adapters, group, prepared));
         OutputGradient {
             dy,
@@ -189,8 +188,8 @@ impl Device {
     ) -> MatrixView {
         let dy = gradient.dy;
         let dx = self.empty_with_room([dy.rows, group.in_features()], room, dy.dtype);
-        let out = dx.block();
-        let so_far = plus.map(|plus| plus.block());
+        let out = dx.block;
+        let so_far = plus.map(|plus| plus.block);
         if let (Some(behind), Some(mask)) = (&gradient.magnitudes, &group.dropout) {
             self.masked_input_gradient(group, gradient, behind, mask, so_far, out);
             return dx;
@@ -262,9 +261,9 @@ impl Device {
         let weight = gradient.weight.as_ref();
         self.base_gradient(group, weight, None, behind.dy, plus, out);
         let difference = self.empty_matrix(gradient.dy.rows, gradient.dy.width, gradient.dy.dtype);
-        self.subtract(gradient.dy, behind.dy, difference.block());
+        self.subtract(gradient.dy, behind.dy, difference.block);
         let through = self.masked_block(out);
-        self.base_gradient(group, weight, None, difference.block(), None, through);
+        self.base_gradient(group, weight, None, difference.block, None, through);
         if let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters {
             self.gemm(Gemm { c: Some(through), ..Gemm::input_gradient("lora", *d_low, adapters.a) }, through);
         }
@@ -302,7 +301,7 @@ impl Device {
         }
         if let Some(adapters) = &gradient.adapters {
             let x = x.map(|x| self.adapter_input(x, group));
-            for (module, factors) in self.factor_gradients(x, low.as_ref().map(|low| low.block()), dy, adapters) {
+            for (module, factors) in self.factor_gradients(x, low.as_ref().map(|low| low.block), dy, adapters) {
                 gradients[module].adapter = Some(factors);
             }
         }
@@ -324,12 +323,12 @@ impl Device {
             WeightGradient::Frozen => None,
             WeightGradient::New => {
                 let gradient = self.empty_matrix(rows, x().width, DType::F32);
-                self.gemm(gemm(), gradient.block());
+                self.gemm(gemm(), gradient.block);
                 Some(tensor(gradient.tensor))
             }
             WeightGradient::AddTo(sum) => {
                 let sum = self.view_of(self.owned(float(sum)));
-                self.gemm(Gemm { c: Some(sum.block()), ..gemm() }, sum.block());
+                self.gemm(Gemm { c: Some(sum.block), ..gemm() }, sum.block);
                 Some(tensor(sum.tensor))
             }
         }

@@ -81,7 +81,7 @@ impl Device {
         let tile = TILES.iter().find(|tile| x.rows <= tile.rows).expect("a route over more rows is another");
         let product = &FewRows { tile, values: values_of(&group.modules[0].weight) };
         let copy = (!x.begins_on_vectors()).then(|| self.copied(x));
-        let x = &copy.as_ref().map_or(x, MatrixView::block);
+        let x = &copy.as_ref().map_or(x, |copy| copy.block);
         let modules = self.few_rows_modules(product, group);
         let low = self.few_rows_adapters(product, x, &modules);
         let shape = grid(modules.tiles, 256);
@@ -171,7 +171,7 @@ impl Device {
 
     fn copied(&self, x: DeviceBlock) -> MatrixView {
         let copy = self.empty_matrix(x.rows, x.width, x.dtype);
-        self.copy_rows(x, copy.block());
+        self.copy_rows(x, copy.block);
         copy
     }
 }

@@ -94,7 +94,7 @@ impl LinearOps for Cuda {
     }
 
     fn row_squares(weight: &Weight<Self>, dtype: DType) -> Tensor<Self, 1> {
-        in_section(&weight_device(weight), |device| tensor(device.row_squares(weight, dtype)))
+        in_section(&weight.device(), |device| tensor(device.row_squares(weight, dtype)))
     }
 
     fn adapted_norms(
@@ -110,6 +110,15 @@ impl LinearOps for Cuda {
 
     fn dropped(x: Tensor<Self, 2>, mask: &Mask<Self>) -> Tensor<Self, 2> {
         in_section(&x.device(), |device| device.dropped(x, mask))
+    }
+
+    fn scaled(x: Tensor<Self, 2>, factor: f32) -> Tensor<Self, 2> {
+        in_section(&x.device(), |device| {
+            let x = device.flat(x);
+            let y = device.empty_matrix(x.rows, x.width, x.dtype);
+            device.scale(x.block, y.block, factor);
+            tensor(y.tensor)
+        })
     }
 
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
@@ -143,13 +152,6 @@ pub(super) fn halves(device: &Device, both: &MatrixView, width: usize) -> (Tenso
     (first, second)
 }
 
-fn weight_device(weight: &Weight<Cuda>) -> cubecl::cuda::CudaDevice {
-    match weight {
-        Weight::Dense(values) => values.device(),
-        Weight::Quantized(weight) => weight.codes.device(),
-    }
-}
-
 impl Device {
     /// Returns whether a group is a stack whose experts run one after the other.
     fn is_loop(&self, group: &Group<Cuda>, rows: &Tensor<Cuda, 2>, keep: Keep) -> bool {
@@ -173,7 +175,7 @@ impl Device {
             Epilogue::None => self.split_group(x, group, None),
             Epilogue::Residual(residual) => {
                 let residual = self.flat_as(residual, x.rows.dtype);
-                self.split_group(x, group, Some(residual.block()))
+                self.split_group(x, group, Some(residual.block))
             }
             Epilogue::NormResidual { norm, residual } => self.project_norm(x, group, norm, residual),
             Epilogue::Heads(epilogue) => self.project_heads(x, group, epilogue, keep != Keep::Nothing),
@@ -202,13 +204,13 @@ impl Device {
             Prologue::None { x } if room > 0 && is_scratch_taken => {
                 let x = self.matrix(x.clone());
                 let copy = self.empty_with_room([x.rows, x.width], room, x.dtype);
-                self.copy_rows(x.block(), copy.block());
+                self.copy_rows(x.block, copy.block);
                 copy
             }
             Prologue::None { x } => {
                 let x = self.matrix(x.clone());
                 if !self.has_room_in_place(&x, room)
-                    && let Some(rows) = self.copy_low_rank(x.block(), group)
+                    && let Some(rows) = self.copy_low_rank(x.block, group)
                 {
                     return (Input { rows, has_low_rank: true }, None);
                 }
@@ -226,13 +228,13 @@ impl Device {
                         let with_low_rank = self.gated_low_rank([&gate, &up], *activation, group);
                         let has_low_rank = with_low_rank.is_some();
                         let y = with_low_rank.unwrap_or_else(|| self.gated(&gate, &up, *activation, room));
-                        return (Input { rows: y.block(), has_low_rank }, Some(y));
+                        return (Input { rows: y.block, has_low_rank }, Some(y));
                     }
                     Some(codes) => self.gated_in_codes(&gate, &up, *activation, codes),
                 }
             }
         };
-        (matrix.block().into(), Some(matrix))
+        (matrix.block.into(), Some(matrix))
     }
 
     /// Computes all outputs of a group, plus a residual, as one tensor per part. Gradients of several parts may later
@@ -240,7 +242,7 @@ impl Device {
     fn split_group(&self, x: Input, group: &Routed<'_>, residual: Option<DeviceBlock>) -> Projected {
         let room = if group.parts.len() == 1 { 0 } else { group.route.room() };
         let y = self.empty_with_room([x.rows.rows, group.out_features()], room, x.rows.dtype);
-        let kept = self.group_forward(x, group, residual, y.block());
+        let kept = self.group_forward(x, group, residual, y.block);
         let parts = if group.parts.len() == 1 { vec![tensor(y.tensor)] } else { self.split(&y, &group.parts) };
         Projected { parts, heads: None, output_norm: None, kept }
     }
@@ -255,7 +257,7 @@ impl Device {
     ) -> Projected {
         assert_eq!(group.parts.len(), 1, "a residual is added to a group of one part");
         let raw = self.empty_matrix(x.rows.rows, group.out_features(), x.rows.dtype);
-        let kept = self.group_forward(x, group, None, raw.block());
+        let kept = self.group_forward(x, group, None, raw.block);
         let y = self.rms_norm_add(&raw, &norm, residual);
         let output_norm = Some(SavedOutputNorm { norm, raw: tensor(raw.tensor) });
         Projected { parts: vec![tensor(y.tensor)], heads: None, output_norm, kept }
@@ -267,10 +269,13 @@ impl Device {
         let kept = self.group_forward(x, group, None, joined);
         let copies = self.normalize_projections(joined, &group.parts, &epilogue);
         let parts = self.heads_forward(joined, &group.parts, &epilogue);
-        let raw = owner.map(|joined| self.split(&joined, &group.parts[..2]));
-        let copies = copies.filter(|_| is_saved).map(|copies| copies.map(|copy| tensor(copy.tensor)).into());
-        let mut raw: Vec<_> = raw.or(copies).into_iter().flatten().map(Some).collect();
-        raw.resize(group.parts.len(), None);
+        let raw = match owner {
+            Some(joined) => {
+                let raw = self.split(&joined, &group.parts).into_iter().zip(&epilogue.parts);
+                raw.map(|(raw, part)| part.norm.is_some().then_some(raw)).collect()
+            }
+            None => copies.into_iter().map(|copy| copy.filter(|_| is_saved).map(|copy| tensor(copy.tensor))).collect(),
+        };
         let heads = Some(SavedHeads { epilogue, raw });
         Projected { parts, heads, output_norm: None, kept }
     }

@@ -48,7 +48,7 @@ impl Device {
         let shape = rows_and_columns(gate.rows, gate.width);
         let launch = Source::Gated(activation).launch(gate.dtype, "gated", shape, 3 * gate.bytes());
         let arguments = arguments! { y: rows(&y), y_stride: long(y.stride) };
-        let arguments = gate_and_up(arguments, [gate.block(), up.block()]);
+        let arguments = gate_and_up(arguments, [gate.block, up.block]);
         let arguments = arguments! { arguments => n: long(gate.rows), f: int(gate.width) };
         // SAFETY: y, gate and up have the strides given and are [rows, width] of this dtype.
         unsafe { self.launch(launch, &arguments) };
@@ -89,10 +89,10 @@ impl Device {
     /// Lays out the operands and targets of a gated activation's backward.
     pub(super) fn gated_operands(&self, gate: Tensor<Cuda, 2>, up: Tensor<Cuda, 2>, dy: &MatrixView) -> GatedOperands {
         let inputs = [self.view_of(float(gate)), self.view_of(float(up))];
-        let [gate, up] = [inputs[0].block(), inputs[1].block()];
+        let [gate, up] = [inputs[0].block, inputs[1].block];
         assert!(gate.count() == up.count() && dy.count() == gate.count(), "gate, up and dy: one shape");
         let (target, inputs) = self.gradient_target(inputs);
-        let [d_gate, d_up] = [0, gate.width].map(|start| target.block().columns(start, gate.width));
+        let [d_gate, d_up] = [0, gate.width].map(|start| target.block.columns(start, gate.width));
         GatedOperands { blocks: [gate, up, d_gate, d_up], target, _inputs: inputs }
     }
 

@@ -1,11 +1,13 @@
 //! The heads epilogue on CUDA: converts the GEMM's joined `[q | k | v]` to dense queries, keys and values, and back.
 //!
-//! One launch per direction runs RMSNorm per head and rotation if the model has them, and copies values. The joined
-//! rows are scratch memory, unless the backward needs queries and keys before their norm. Kernels: `heads.cu`. Norms
-//! over all heads of a token together run before it, from dense copies of queries and keys, by the kernels of `norm`.
+//! One launch per direction runs RMSNorm per head and rotation if the model has them, and copies values. Groups of other parts, such as queries alone,
+//! have a launch per part, and so have values that are normalized. The joined rows are scratch memory, unless the backward needs heads before their
+//! norm. Kernels: `heads.cu`. Norms over all heads of a token together run before it, from dense copies, by the kernels of `norm`.
 //! Trade-off: values are copied so that attention always reads dense rows, which reads and writes 2 bytes per value of
-//! `v`. Norms over all heads cost four more launches per direction.
+//! `v`, and once more before they are normalized. Norms over all heads cost four more launches per direction.
 //! Not supported: heads wider than 512 with norm weights that train.
+
+use std::ops::Range;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{Arguments, LaunchShape};
@@ -14,9 +16,9 @@ use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, tensor,
 };
-use crate::{HeadRole, HeadsEpilogue, NormWeight, RotaryTables};
+use crate::{HeadPart, HeadRole, HeadsEpilogue, NormWeight, RotaryTables};
 
-/// Query, key and value heads of a launch.
+/// Heads of a launch: queries, or another part alone, which the kernels treat like queries.
 #[derive(Clone, Copy, Debug)]
 struct HeadCounts {
     query: usize,
@@ -27,10 +29,14 @@ struct HeadCounts {
 }
 
 impl HeadCounts {
-    /// Takes the widths of dense queries, keys, values and perhaps gates.
+    /// Takes the widths of dense queries, keys and values, or of one part.
     fn of(outputs: &[usize], width: usize, gate: u64) -> Self {
-        let [q, k, v, ..] = outputs else { panic!("a heads epilogue needs queries, keys and values, got {outputs:?}") };
-        assert!(k == v && q % width == 0 && k % width == 0, "outputs {outputs:?} of heads of width {width}");
+        let (q, k) = match outputs {
+            [q] => (q, &0),
+            [q, k, v] if k == v => (q, k),
+            _ => panic!("a launch takes queries, keys and values, or one part, got {outputs:?}"),
+        };
+        assert!(q % width == 0 && k % width == 0, "outputs {outputs:?} of heads of width {width}");
         Self { query: q / width, key_value: k / width, width, gate }
     }
 
@@ -58,10 +64,16 @@ fn output_widths(parts: &[usize], epilogue: &HeadsEpilogue<Cuda>) -> Vec<usize> 
     widths
 }
 
+/// Returns the columns of some of the parts in the joined rows: the first, and how many.
+fn columns_of(parts: &[usize], taken: &Range<usize>) -> [usize; 2] {
+    [&parts[..taken.start], &parts[taken.clone()]].map(|parts| parts.iter().sum())
+}
+
 /// Further inputs of the kernels; holds their memory.
 struct Constants {
-    /// Weights, their offsets, and epsilons.
-    norms: Option<([MatrixView; 2], [f32; 4])>,
+    /// Weights of queries and keys, their offsets, and epsilons.
+    norms: [Option<MatrixView>; 2],
+    scalars: [[f32; 2]; 2],
     tables: Option<[MatrixView; 2]>,
     /// Factors of rotated queries.
     query_scale: Option<MatrixView>,
@@ -73,15 +85,14 @@ struct Constants {
 impl Constants {
     fn new(
         device: &Device,
-        norms: Option<[&NormWeight<Cuda>; 2]>,
+        norms: [Option<&NormWeight<Cuda>>; 2],
         rotary: Option<&RotaryTables<Cuda>>,
         [tokens, width]: [usize; 2],
     ) -> Self {
         assert!(width.is_multiple_of(2), "heads have an even width, got {width}");
-        let norms = norms.map(|[q, k]| {
-            let scalars = [q.offset, k.offset, q.epsilon, k.epsilon].map(|value| value as f32);
-            ([q, k].map(|norm| device.norm_weight(norm, width)), scalars)
-        });
+        let scalars =
+            norms.map(|norm| norm.map_or([0.0; 2], |norm| [norm.offset, norm.epsilon].map(|value| value as f32)));
+        let norms = norms.map(|norm| norm.map(|norm| device.norm_weight(norm, width)));
         let tables = rotary.map(|tables| [&tables.cos, &tables.sin].map(|table| device.flat(table.clone())));
         let rotated = tables.as_ref().map_or(width / 2, |[cos, _]| cos.width);
         assert!(rotated <= width / 2, "rotary tables of {rotated} angles for heads of {width} columns");
@@ -96,14 +107,20 @@ impl Constants {
             assert_eq!(found, (tokens, width / 2), "factors of queries: tokens, all pairs of a head rotated");
         }
         let interleaved = rotary.is_some_and(|tables| tables.interleaved);
-        Self { norms, tables, query_scale, rotated, interleaved }
+        Self { norms, scalars, tables, query_scale, rotated, interleaved }
+    }
+
+    /// Makes those of a launch that takes these parts of an epilogue.
+    fn of(device: &Device, epilogue: &HeadsEpilogue<Cuda>, taken: &Range<usize>, tokens: usize) -> Self {
+        let norms = head_norms(epilogue);
+        let of_keys = if taken.len() > 1 { norms[taken.start + 1] } else { None };
+        let rotary = rotation_of(epilogue, taken.start);
+        Self::new(device, [norms[taken.start], of_keys], rotary.as_ref(), [tokens, epilogue.head_dim])
     }
 
     fn norm_arguments(&self, arguments: Arguments) -> Arguments {
-        let ([q, k], [q_offset, k_offset, q_epsilon, k_epsilon]) = match &self.norms {
-            Some((weights, scalars)) => ([weights[0].address, weights[1].address], *scalars),
-            None => ([0; 2], [0.0; 4]),
-        };
+        let [q, k] = self.norms.each_ref().map(|norm| norm.as_ref().map_or(0, |weight| weight.address));
+        let [[q_offset, q_epsilon], [k_offset, k_epsilon]] = self.scalars;
         arguments! {
             arguments =>
             q_weight: address(q), k_weight: address(k), q_offset: f32(q_offset), k_offset: f32(k_offset),
@@ -111,10 +128,9 @@ impl Constants {
         }
     }
 
-    /// Adds the tables; without `has_queries` no factor of queries.
-    fn table_arguments(&self, arguments: Arguments, has_queries: bool) -> Arguments {
+    fn table_arguments(&self, arguments: Arguments) -> Arguments {
         let [cos, sin] = self.tables.as_ref().map_or([0; 2], |tables| [tables[0].address, tables[1].address]);
-        let query_scale = self.query_scale.as_ref().filter(|_| has_queries).map_or(0, |scale| scale.address);
+        let query_scale = self.query_scale.as_ref().map_or(0, |scale| scale.address);
         arguments! {
             arguments =>
             cos: address(cos), sin: address(sin), query_scale: address(query_scale), rotated: int(self.rotated),
@@ -123,37 +139,56 @@ impl Constants {
     }
 }
 
-/// Returns the norms of queries and keys of an epilogue.
-///
-/// # Panics
-/// If its parts are not queries, keys, values and perhaps gates, or only one of the first two is normalized: the kernels know no other groups.
-fn qk_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<[&NormWeight<Cuda>; 2]> {
-    let roles: Vec<_> = epilogue.parts.iter().map(|part| part.role).collect();
-    let known = [HeadRole::Query, HeadRole::Key, HeadRole::Value, HeadRole::Gate];
-    assert!(roles.len() >= 3 && known.starts_with(&roles), "parts of a heads epilogue on CUDA: {roles:?}");
-    match [0, 1, 2].map(|part: usize| epilogue.parts[part].norm.as_ref()) {
-        [None, None, None] => None,
-        [Some(q), Some(k), None] => Some([q, k]),
-        _ => panic!("queries and keys are normalized, or nothing is"),
+/// Lists which parts each launch takes, given the role of each and whether its heads are normalized: queries, keys and values together if the first two
+/// are normalized alike, other parts one by one. Normalized values have a launch of their own in any case, after they were copied.
+fn launches(parts: &[(HeadRole, bool)]) -> Vec<Range<usize>> {
+    let together = match parts {
+        [(HeadRole::Query, q), (HeadRole::Key, k), (HeadRole::Value, _), ..] if q == k => 3,
+        _ => 0,
+    };
+    let is_alone = |&index: &usize| match parts[index] {
+        (HeadRole::Query | HeadRole::Key, _) => index >= together,
+        (HeadRole::Value | HeadRole::Gate, is_normalized) => is_normalized,
+    };
+    let alone = (0..parts.len()).filter(is_alone).map(|index| index..index + 1);
+    (together > 0).then_some(0..together).into_iter().chain(alone).collect()
+}
+
+/// What runs for an epilogue: the parts that each launch takes, and those that are copied.
+fn work_of(epilogue: &HeadsEpilogue<Cuda>) -> (Vec<Range<usize>>, Vec<usize>) {
+    let normalized = head_norms(epilogue).into_iter().map(|norm| norm.is_some());
+    let parts: Vec<_> = epilogue.parts.iter().map(|part| part.role).zip(normalized).collect();
+    let launches = launches(&parts);
+    // Gates among the queries go with these.
+    let others = parts.len() - usize::from(epilogue.gates_in_queries);
+    let copied = (0..others).filter(|part| !launches.iter().any(|taken| taken.contains(part))).collect();
+    (launches, copied)
+}
+
+/// Returns the rotation of a part.
+fn rotation_of(epilogue: &HeadsEpilogue<Cuda>, part: usize) -> Option<RotaryTables<Cuda>> {
+    let tables = epilogue.rotary.clone();
+    match epilogue.parts[part].role {
+        HeadRole::Query => tables,
+        HeadRole::Key => tables.map(|tables| RotaryTables { query_scale: None, ..tables }),
+        HeadRole::Value | HeadRole::Gate => None,
     }
 }
 
-fn head_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<[&NormWeight<Cuda>; 2]> {
-    qk_norms(epilogue).filter(|norms| norm_widths(norms) == [epilogue.head_dim; 2])
+/// Returns whether no norm is over all heads of a token together.
+fn is_per_head(epilogue: &HeadsEpilogue<Cuda>) -> bool {
+    epilogue.parts.iter().filter_map(|part| part.norm.as_ref()).all(|norm| norm.weight.dims() == [epilogue.head_dim])
 }
 
-/// Returns the norms of an epilogue that normalizes all heads of a token together.
-fn projection_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<[&NormWeight<Cuda>; 2]> {
-    qk_norms(epilogue).filter(|norms| norm_widths(norms) != [epilogue.head_dim; 2])
+/// Returns the norm of each part's heads; that of all heads together is none.
+fn head_norms(epilogue: &HeadsEpilogue<Cuda>) -> Vec<Option<&NormWeight<Cuda>>> {
+    let is_per_head = is_per_head(epilogue);
+    epilogue.parts.iter().map(|part| part.norm.as_ref().filter(|_| is_per_head)).collect()
 }
 
-/// Returns whether the joined rows themselves are saved for the backward: queries and keys before the norm of each head.
+/// Returns whether the joined rows themselves are saved for the backward: heads before the norm of each.
 pub(super) fn saves_joined(epilogue: &HeadsEpilogue<Cuda>) -> bool {
-    head_norms(epilogue).is_some()
-}
-
-fn norm_widths(norms: &[&NormWeight<Cuda>; 2]) -> [usize; 2] {
-    norms.map(|norm| norm.weight.dims()[0])
+    head_norms(epilogue).iter().any(Option::is_some)
 }
 
 /// Returns a grid of four tokens per block of 256 threads.
@@ -171,46 +206,51 @@ impl Device {
     ) -> (DeviceBlock, Option<MatrixView>) {
         if saved {
             let joined = self.empty_matrix(rows, width, dtype);
-            return (joined.block(), Some(joined));
+            return (joined.block, Some(joined));
         }
         (self.scratch_rows([rows, width], 0, dtype), None)
     }
 
-    /// Normalizes queries and keys in joined rows, if the norms are over all heads of a token; returns dense copies of both before the norm.
+    /// Normalizes the parts in joined rows whose norms are over all heads of a token; returns dense copies of these before the norm.
     pub(super) fn normalize_projections(
         &self,
         joined: DeviceBlock,
         parts: &[usize],
         epilogue: &HeadsEpilogue<Cuda>,
-    ) -> Option<[MatrixView; 2]> {
-        let [q_norm, k_norm] = projection_norms(epilogue)?;
-        let columns = [joined.columns(0, parts[0]), joined.columns(parts[0], parts[1])];
-        let normalize = |(columns, norm): (DeviceBlock, &NormWeight<Cuda>)| {
+    ) -> Vec<Option<MatrixView>> {
+        if is_per_head(epilogue) {
+            return vec![None; parts.len()];
+        }
+        let normalize = |(index, norm): (usize, &NormWeight<Cuda>)| {
+            let [start, width] = columns_of(parts, &(index..index + 1));
+            let columns = joined.columns(start, width);
             let raw = self.empty_matrix(columns.rows, columns.width, columns.dtype);
-            self.copy_rows(columns, raw.block());
+            self.copy_rows(columns, raw.block);
             self.rms_norm_to(columns, &raw, norm, None);
             raw
         };
-        let [q, k] = columns;
-        Some([normalize((q, q_norm)), normalize((k, k_norm))])
+        let of_parts = epilogue.parts.iter().take(parts.len()).enumerate();
+        of_parts.map(|(index, part)| part.norm.as_ref().map(|norm| normalize((index, norm)))).collect()
     }
 
     /// Backward of [`Device::normalize_projections`], in place on the joined gradients; returns the gradients of norm weights that train.
     fn normalize_projections_backward(
         &self,
         joined: DeviceBlock,
-        raw: &[MatrixView; 2],
-        [q_norm, k_norm]: [&NormWeight<Cuda>; 2],
-    ) -> [Option<Primitive>; 2] {
-        let [q, k] = raw;
-        let columns = [joined.columns(0, q.width), joined.columns(q.width, k.width)];
-        [
-            self.rms_norm_backward(columns[0], q, q_norm, columns[0], None, None),
-            self.rms_norm_backward(columns[1], k, k_norm, columns[1], None, None),
-        ]
+        parts: &[usize],
+        raw: &[Option<MatrixView>],
+        epilogue: &HeadsEpilogue<Cuda>,
+    ) -> Vec<Option<Primitive>> {
+        let of_part = |(index, part): (usize, &HeadPart<Cuda>)| {
+            let (norm, raw) = part.norm.as_ref().zip(raw.get(index)?.as_ref())?;
+            let [start, width] = columns_of(parts, &(index..index + 1));
+            let columns = joined.columns(start, width);
+            self.rms_norm_backward(columns, raw, norm, columns, None, None)
+        };
+        epilogue.parts.iter().enumerate().map(of_part).collect()
     }
 
-    /// Returns dense queries, keys and values of joined rows.
+    /// Returns the dense parts of joined rows.
     pub(super) fn heads_forward(
         &self,
         joined: DeviceBlock,
@@ -218,31 +258,35 @@ impl Device {
         epilogue: &HeadsEpilogue<Cuda>,
     ) -> Vec<Tensor<Cuda, 2>> {
         let widths = output_widths(parts, epilogue);
-        let sizes = [joined.rows, epilogue.head_dim];
-        let constants = Constants::new(self, head_norms(epilogue), epilogue.rotary.as_ref(), sizes);
         let outputs: Vec<_> = widths.iter().map(|&width| self.empty_matrix(joined.rows, width, joined.dtype)).collect();
-        let addresses = [0, 1, 2].map(|part: usize| outputs[part].address);
-        let gate = outputs.get(3).filter(|_| epilogue.gates_in_queries).map_or(0, |gate| gate.address);
-        let heads = HeadCounts::of(&widths, epilogue.head_dim, gate);
-        if let (Some(gates), 0) = (outputs.get(3), gate) {
-            self.copy_rows(joined.columns(parts[..3].iter().sum(), gates.width), gates.block());
+        let (launches, copied) = work_of(epilogue);
+        for part in copied {
+            let [start, width] = columns_of(parts, &(part..part + 1));
+            self.copy_rows(joined.columns(start, width), outputs[part].block);
         }
-        self.launch_heads(addresses, joined, &constants, heads, false);
+        for taken in launches {
+            let constants = Constants::of(self, epilogue, &taken, joined.rows);
+            let gate = gate_of(&outputs, &taken, epilogue);
+            let heads = HeadCounts::of(&widths[taken.clone()], epilogue.head_dim, gate);
+            let [start, width] = columns_of(parts, &taken);
+            self.launch_heads(&outputs[taken], joined.columns(start, width), &constants, heads, false);
+        }
         outputs.into_iter().map(|output| tensor(output.tensor)).collect()
     }
 
     fn launch_heads(
         &self,
-        [q, k, v]: [u64; 3],
+        outputs: &[MatrixView],
         x: DeviceBlock,
         constants: &Constants,
         heads: HeadCounts,
         inverse: bool,
     ) {
+        let [q, k, v] = [0, 1, 2].map(|part: usize| outputs.get(part).map_or(0, |output| output.address));
         let arguments = arguments! {
             q: address(q), k: address(k), v: address(v), x: rows(&x), x_stride: long(x.stride),
         };
-        let arguments = constants.table_arguments(constants.norm_arguments(arguments), true);
+        let arguments = constants.table_arguments(constants.norm_arguments(arguments));
         let arguments = arguments! { arguments => inverse: i32(i32::from(inverse)) };
         let launch = Source::Heads.launch(x.dtype, "heads_forward", token_grid(x.rows), 2 * x.bytes());
         // SAFETY: x has rows of all heads at its stride; each output is dense and has the rows of x and the heads of its part;
@@ -251,56 +295,73 @@ impl Device {
     }
 
     /// Joins dense gradients in rows of scratch memory with room for `room` more columns; also returns the gradients of
-    /// norm weights that train. `raw` are queries and keys before their norm.
+    /// norm weights that train, by part. `raw` are the normalized parts before their norm.
     pub(super) fn heads_backward(
         &self,
         gradients: &[MatrixView],
+        parts: &[usize],
         epilogue: &HeadsEpilogue<Cuda>,
-        raw: Option<&[MatrixView; 2]>,
+        raw: &[Option<MatrixView>],
         room: usize,
-    ) -> (DeviceBlock, [Option<Primitive>; 2]) {
-        let [dq, dk, dv, gates @ ..] = gradients else { panic!("gradients of queries, keys and values") };
+    ) -> (DeviceBlock, Vec<Option<Primitive>>) {
+        let (first, is_per_head) = (&gradients[0], is_per_head(epilogue));
         let widths: Vec<usize> = gradients.iter().map(|gradient| gradient.width).collect();
-        assert_eq!(qk_norms(epilogue).is_some(), raw.is_some(), "normalized heads are saved before their norm");
-        let gate = gates.first().filter(|_| epilogue.gates_in_queries).map_or(0, |gate| gate.address);
-        let heads = HeadCounts::of(&widths, epilogue.head_dim, gate);
-        let sizes = [dq.rows, epilogue.head_dim];
-        let constants = Constants::new(self, head_norms(epilogue), epilogue.rotary.as_ref(), sizes);
-        let raw_of_heads = raw.filter(|_| head_norms(epilogue).is_some());
-        let joined = self.scratch_rows([dq.rows, widths.iter().sum()], room, dq.dtype);
-        let are_dense = gradients.iter().all(|gradient| gradient.is_dense() && gradient.dtype == dq.dtype);
+        assert_eq!(widths, output_widths(parts, epilogue), "gradients of all parts");
+        let are_dense = gradients.iter().all(|gradient| gradient.is_dense() && gradient.dtype == first.dtype);
         assert!(are_dense, "gradients of heads are dense");
-        let raw_at = |part: usize| raw_of_heads.map_or((0, 0), |raw| (raw[part].address, raw[part].stride));
-        let ((raw_q, raw_q_stride), (raw_k, raw_k_stride)) = (raw_at(0), raw_at(1));
+        let raw_of = |part: usize| raw.get(part).and_then(Option::as_ref);
+        let mut normed = epilogue.parts.iter().map(|part| part.norm.is_some()).enumerate();
+        let is_saved = normed.all(|(part, is_normed)| is_normed == raw_of(part).is_some());
+        assert!(is_saved, "normalized heads are saved before their norm");
+        let joined = self.scratch_rows([first.rows, parts.iter().sum()], room, first.dtype);
+        let (launches, copied) = work_of(epilogue);
+        for taken in launches {
+            let [start, width] = columns_of(parts, &taken);
+            let constants = Constants::of(self, epilogue, &taken, joined.rows);
+            let heads = HeadCounts::of(&widths[taken.clone()], epilogue.head_dim, gate_of(gradients, &taken, epilogue));
+            let raw = [0, 1].map(|index| raw_of(taken.start + index).filter(|_| is_per_head && index < taken.len()));
+            self.launch_heads_backward(joined.columns(start, width), &gradients[taken], raw, &constants, heads);
+        }
+        for part in copied {
+            let [start, width] = columns_of(parts, &(part..part + 1));
+            self.copy_rows(gradients[part].block, joined.columns(start, width));
+        }
+        if !is_per_head {
+            return (joined, self.normalize_projections_backward(joined, parts, raw, epilogue));
+        }
+        let of_part = |(part, gradient): (usize, &MatrixView)| {
+            let norm = epilogue.parts[part].norm.as_ref().filter(|norm| norm.trains)?;
+            let rotary = rotation_of(epilogue, part);
+            let constants = Constants::new(self, [None; 2], rotary.as_ref(), [joined.rows, epilogue.head_dim]);
+            let step = parts[part] * epilogue.head_dim / gradient.width;
+            Some(self.heads_norm_gradient([gradient, raw_of(part)?], norm, &constants, step))
+        };
+        (joined, gradients.iter().enumerate().map(of_part).collect())
+    }
+
+    /// Writes the gradients of the parts of a launch to their columns `dx`; `raw` are queries and keys before their norm.
+    fn launch_heads_backward(
+        &self,
+        dx: DeviceBlock,
+        gradients: &[MatrixView],
+        raw: [Option<&MatrixView>; 2],
+        constants: &Constants,
+        heads: HeadCounts,
+    ) {
+        let [dk, dv] = [1, 2].map(|part: usize| gradients.get(part).map_or(0, |gradient| gradient.address));
+        let [(raw_q, raw_q_stride), (raw_k, raw_k_stride)] =
+            raw.map(|raw| raw.map_or((0, 0), |raw| (raw.address, raw.stride)));
         let arguments = arguments! {
-            dx: rows(&joined), dx_stride: long(joined.stride), dq: rows(dq), dk: rows(dk), dv: rows(dv),
+            dx: rows(&dx), dx_stride: long(dx.stride), dq: rows(&gradients[0]), dk: address(dk), dv: address(dv),
             raw_q: address(raw_q), raw_q_stride: long(raw_q_stride), raw_k: address(raw_k),
             raw_k_stride: long(raw_k_stride),
         };
-        let arguments = constants.table_arguments(constants.norm_arguments(arguments), true);
-        let bytes = 2 * joined.bytes() + raw_of_heads.map_or(0, |raw| raw[0].bytes() + raw[1].bytes());
-        let launch = Source::Heads.launch(joined.dtype, "heads_backward", token_grid(joined.rows), bytes);
+        let arguments = constants.table_arguments(constants.norm_arguments(arguments));
+        let bytes = 2 * dx.bytes() + raw.iter().flatten().map(|raw| raw.bytes()).sum::<usize>();
+        let launch = Source::Heads.launch(dx.dtype, "heads_backward", token_grid(dx.rows), bytes);
         // SAFETY: the gradients are dense with the heads of their part; the joined rows have room for all of them; raw rows have
         // their strides; constants are as for the forward pass.
-        unsafe { self.launch(launch, &heads.arguments(arguments, joined.rows)) };
-        if let (Some(gates), 0) = (gates.first(), gate) {
-            self.copy_rows(gates.block(), joined.columns(widths[..3].iter().sum(), gates.width));
-        }
-        if let (Some(norms), Some(raw)) = (projection_norms(epilogue), raw) {
-            return (joined, self.normalize_projections_backward(joined, raw, norms));
-        }
-        let d_norms = match (raw_of_heads, head_norms(epilogue)) {
-            (Some([q, k]), Some([q_norm, k_norm])) => {
-                let of = |(gradient, raw, norm): (_, _, &NormWeight<Cuda>), of_queries| {
-                    let step = if of_queries { heads.query_step() } else { heads.width };
-                    let compute = || self.heads_norm_gradient([gradient, raw], norm, &constants, of_queries, step);
-                    norm.trains.then(compute)
-                };
-                [of((dq, q, q_norm), true), of((dk, k, k_norm), false)]
-            }
-            _ => [None, None],
-        };
-        (joined, d_norms)
+        unsafe { self.launch(launch, &heads.arguments(arguments, dx.rows)) };
     }
 
     /// Computes the gradient of a norm's weight, `[width]` f32, from the gradient of heads and the heads before their norm.
@@ -309,7 +370,6 @@ impl Device {
         [gradient, raw]: [&MatrixView; 2],
         norm: &NormWeight<Cuda>,
         constants: &Constants,
-        of_queries: bool,
         head_step: usize,
     ) -> Primitive {
         let [width] = norm.weight.dims();
@@ -322,7 +382,7 @@ impl Device {
             epsilon: float(norm.epsilon),
         };
         let arguments = arguments! {
-            constants.table_arguments(arguments, of_queries) =>
+            constants.table_arguments(arguments) =>
             n: long(gradient.rows), heads: int(heads), head_dim: int(width), head_step: int(head_step),
         };
         let bytes = 2 * gradient.bytes();
@@ -342,12 +402,18 @@ impl Device {
     ) -> MatrixView {
         assert!(x.width.is_multiple_of(head_dim), "{} columns are no whole heads of {head_dim}", x.width);
         let rotation = RotaryTables { query_scale: None, ..tables.clone() };
-        let constants = Constants::new(self, None, Some(&rotation), [x.rows, head_dim]);
+        let constants = Constants::new(self, [None; 2], Some(&rotation), [x.rows, head_dim]);
         let y = self.empty_matrix(x.rows, x.width, x.dtype);
-        let heads = HeadCounts { query: x.width / head_dim, key_value: 0, width: head_dim, gate: 0 };
-        self.launch_heads([y.address, 0, 0], x.block(), &constants, heads, inverse);
+        let heads = HeadCounts::of(&[x.width], head_dim, 0);
+        self.launch_heads(std::slice::from_ref(&y), x.block, &constants, heads, inverse);
         y
     }
+}
+
+/// Returns the address of dense gates, the last of the outputs or their gradients, for the launch of queries that have them in their columns, or 0.
+fn gate_of(outputs: &[MatrixView], taken: &Range<usize>, epilogue: &HeadsEpilogue<Cuda>) -> u64 {
+    let of_queries = epilogue.gates_in_queries && taken.start == 0;
+    outputs.last().filter(|_| of_queries).map_or(0, |gate| gate.address)
 }
 
 #[cfg(test)]
@@ -358,5 +424,18 @@ mod tests {
     fn parts_are_whole_heads() {
         let heads = HeadCounts::of(&[4096, 1024, 1024], 128, 0);
         assert_eq!((heads.query, heads.key_value), (32, 8));
+    }
+
+    #[test]
+    fn queries_keys_and_values_go_together_and_others_one_by_one() {
+        use HeadRole::{Gate, Key, Query, Value};
+        let of = |parts: &[(HeadRole, bool)]| -> Vec<(usize, usize)> {
+            launches(parts).into_iter().map(|taken| (taken.start, taken.end)).collect()
+        };
+        assert_eq!(of(&[(Query, false), (Key, false), (Value, false)]), [(0, 3)]);
+        assert_eq!(of(&[(Query, true), (Key, true), (Value, false), (Gate, false)]), [(0, 3)]);
+        assert_eq!(of(&[(Query, true), (Key, true), (Value, true)]), [(0, 3), (2, 3)]);
+        assert_eq!(of(&[(Query, true), (Key, false), (Value, false)]), [(0, 1), (1, 2)]);
+        assert_eq!([of(&[(Query, true), (Value, false)]), of(&[(Query, true)])], [[(0, 1)], [(0, 1)]]);
     }
 }

@@ -31,13 +31,13 @@ impl Device {
         let scaled = self.scaled_rows(group, gradient, normed.is_some());
         let of_normed = scaled.is_none().then(|| {
             let normed = normed.unwrap_or_else(|| self.rms_norm(x, norm, 0));
-            self.parameter_gradients(Some(normed.block()), low.clone(), group, gradient)
+            self.parameter_gradients(Some(normed.block), low.clone(), group, gradient)
         });
         // The result is the next group's output gradient, and needs room for that group's adapters.
         let room = if group.route.room() > 0 { ROW_MULTIPLE } else { 0 };
         let dx = self.input_gradient(group, gradient, room, None);
         let residual = d_residual.map(|residual| self.matrix_as(residual, dx.dtype));
-        let d_norm = self.rms_norm_backward(dx.block(), x, norm, dx.block(), residual.as_ref(), scaled);
+        let d_norm = self.rms_norm_backward(dx.block, x, norm, dx.block, residual.as_ref(), scaled);
         if let (Some(scaled), Some(adapters)) = (scaled, &mut gradient.adapters) {
             adapters.d_a = Some(self.sum_over_normed_tokens(scaled.to, x, norm));
         }

@@ -109,18 +109,18 @@ impl HeadGradient {
             let c = was_filled.then_some(sum);
             device.gemm(Gemm { c, ..Gemm::token_sum("head gradient", d_logits, hidden) }, sum);
         };
-        let Some(rows) = &self.rows else { return add(d_logits, self.sum.block()) };
+        let Some(rows) = &self.rows else { return add(d_logits, self.sum.block) };
         // Adjacent rows are adjacent columns of the logits' gradient, without a copy.
         let mut first = 0;
         for run in rows {
-            add(d_logits.columns(run.start, run.len()), self.sum.block().rows(first, run.len()));
+            add(d_logits.columns(run.start, run.len()), self.sum.block.rows(first, run.len()));
             first += run.len();
         }
     }
 
     fn into_tensor(self, device: &Device) -> Tensor<Cuda, 2> {
         if !self.is_filled {
-            device.fill(self.sum.block(), 0.0);
+            device.fill(self.sum.block, 0.0);
         }
         tensor(self.sum.tensor)
     }
@@ -161,13 +161,13 @@ impl<'a> Pass<'a> {
         let (is_partial, is_empty) = (targets.count < hidden.rows, targets.count == 0);
         let zero = || {
             let sum = device.view_of(device.empty([1], DType::F32));
-            device.fill(sum.block(), 0.0);
+            device.fill(sum.block, 0.0);
             sum
         };
         let (gradient, rows) = (options.gradient_scale.map(|_| options.weight_gradient), options.weight_rows);
         let d_hidden = options.gradient_scale.map(|_| device.empty_matrix(hidden.rows, hidden.width, hidden.dtype));
         if let Some(d_hidden) = d_hidden.as_ref().filter(|_| is_partial) {
-            device.fill_zero(d_hidden.block());
+            device.fill_zero(d_hidden.block);
         }
         Self {
             device,
@@ -212,12 +212,12 @@ impl<'a> Pass<'a> {
         let dtype = self.hidden.dtype;
         let after = |values: &MatrixView| values.address + 4 * start as u64;
         let hidden = match &self.positions {
-            None => self.hidden.block().rows(start, length),
+            None => self.hidden.block.rows(start, length),
             Some(positions) => {
                 let bytes = self.chunk_tokens * width * dtype.size();
                 let address = device.scratch.take(ScratchSlot::GatheredRows, bytes);
                 let rows = DeviceBlock::dense(address, [length, width], dtype);
-                device.gather_rows(self.hidden.block(), after(positions), rows);
+                device.gather_rows(self.hidden.block, after(positions), rows);
                 rows
             }
         };
@@ -245,10 +245,10 @@ impl<'a> Pass<'a> {
             d_head.add(device, d_logits, hidden);
         }
         // This was the last read of the gathered rows, so their gradients overwrite them.
-        let out = if self.positions.is_some() { hidden } else { d_hidden.block().rows(start, length) };
+        let out = if self.positions.is_some() { hidden } else { d_hidden.block.rows(start, length) };
         device.gemm(Gemm::input_gradient("head", d_logits, self.head.block), out);
         if let Some(positions) = &self.positions {
-            device.scatter_rows(out, after(positions), d_hidden.block());
+            device.scatter_rows(out, after(positions), d_hidden.block);
         }
     }
 }
@@ -291,8 +291,8 @@ impl Device {
             log_probs: losses.address,
             is_highest: 0,
         };
-        self.cross_entropy_rows(logits.block(), gradient.as_ref().map(MatrixView::block), &rows, of_loss);
-        self.cast(losses.block(), losses.block(), -1.0);
+        self.cross_entropy_rows(logits.block, gradient.as_ref().map(|matrix| matrix.block), &rows, of_loss);
+        self.cast(losses.block, losses.block, -1.0);
         (tensor(losses.tensor), gradient.map(|gradient| tensor(gradient.tensor)))
     }
 
@@ -337,7 +337,7 @@ impl Device {
             let rows = DRAWN_ROWS.min(hidden.rows - start);
             let address = self.scratch.take(ScratchSlot::WideRows, rows * vocabulary * 4);
             let logits = DeviceBlock::dense(address, [rows, vocabulary], DType::F32);
-            let product = Gemm::forward("head", hidden.block().rows(start, rows), head.block);
+            let product = Gemm::forward("head", hidden.block.rows(start, rows), head.block);
             self.gemm(Gemm { alpha: draw.logit_scale, ..product }, logits);
             let after = |address: u64| address + 4 * start as u64;
             let launch = Source::Draw.launch(DType::F32, "draw_tokens", grid(rows, 512), 3 * logits.bytes());

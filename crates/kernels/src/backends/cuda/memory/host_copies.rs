@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 
 use burn_tensor::{DType, TensorData};
 use cubecl::cuda::CudaDevice;
-use firebrick_cuda::{Context, CudaError, DevicePointer, Event, PinnedBuffer, Stream};
+use firebrick_cuda::{Context, CudaError, Event, PinnedBuffer, Stream};
 
 use super::pinned::{Lent, Pool, shared};
 use crate::backends::cuda::engine::{MatrixView, Primitive, check};
@@ -160,9 +160,7 @@ impl HostCopies {
             let buffer = self.free.lend(&self.context, value.bytes())?;
             // SAFETY: the value has four bytes, in memory that only later work of this stream can reuse; the buffer is neither read
             // nor returned to its pool before `done`, or before the stream was waited for.
-            let result = unsafe {
-                main.copy_to_host(buffer.pinned(), DevicePointer::<u8>::from_address(value.address), value.bytes())
-            };
+            let result = unsafe { main.copy_to_host(buffer.pinned(), value.address, value.bytes()) };
             copied.buffers.push(buffer);
             result
         });
@@ -180,9 +178,7 @@ impl HostCopies {
         let buffer = self.free.lend(&self.context, values.bytes())?;
         // SAFETY: the values have that many bytes, in memory that the caller holds; the buffer is read and returned to its pool after the
         // stream was waited for.
-        let copied = unsafe {
-            main.copy_to_host(buffer.pinned(), DevicePointer::<u8>::from_address(values.address), values.bytes())
-        };
+        let copied = unsafe { main.copy_to_host(buffer.pinned(), values.address, values.bytes()) };
         // Wait even if the copy was rejected, so that nothing can still write the buffer.
         main.synchronize().and(copied)?;
         Ok(buffer.as_chunks().0.iter().map(|&bytes| i32::from_ne_bytes(bytes)).collect())
@@ -245,7 +241,7 @@ impl HostCopies {
         self.outgoing.wait_for(&ready)?;
         // SAFETY: the matrix is dense and held until the engine's stream has waited for the copy. Earlier copies that read the buffer
         // are done once the engine's stream reaches `ready` (see the head of this file); it is not read before `done`.
-        unsafe { self.outgoing.copy_to_host(&buffer, DevicePointer::<u8>::from_address(matrix.address), bytes)? };
+        unsafe { self.outgoing.copy_to_host(&buffer, matrix.address, bytes)? };
         self.outgoing.record(&done)?;
         let copy = HostCopy {
             buffer: Some(buffer),
@@ -284,7 +280,7 @@ impl HostCopies {
         self.incoming.wait_for(&copy.done)?;
         // SAFETY: the tensor has the bytes of the buffer and is held by the copy. The buffer returns to the pool only once the engine's
         // stream waits for `done`, and every later copy into it waits for the engine's stream.
-        unsafe { self.incoming.copy_to_device(DevicePointer::<u8>::from_address(new.address), buffer, buffer.len())? };
+        unsafe { self.incoming.copy_to_device(new.address, buffer, buffer.len())? };
         self.incoming.record(&done)?;
         copy.coming = Some(new);
         copy.done = done;

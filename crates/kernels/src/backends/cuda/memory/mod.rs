@@ -85,10 +85,14 @@ impl MemoryOps for Cuda {
         device.section(|| tensor(device.join_rows(parts).tensor))
     }
 
-    fn zeros(shape: [usize; 2], device: &CudaDevice) -> Tensor<Self, 2> {
+    fn zeros(shape: [usize; 2], dtype: DType, device: &CudaDevice) -> Tensor<Self, 2> {
         in_section(device, |device| {
-            let zeros = device.view_of(device.empty(shape, DType::F32));
-            device.fill(zeros.block(), 0.0);
+            let zeros = device.view_of(device.empty(shape, dtype));
+            if dtype == DType::F32 {
+                device.fill(zeros.block, 0.0)
+            } else {
+                device.fill_zero(zeros.block)
+            }
             tensor(zeros.tensor)
         })
     }
@@ -123,7 +127,7 @@ impl Device {
         let joined = self.empty_matrix(parts.iter().map(|part| part.rows).sum(), parts[0].width, parts[0].dtype);
         let mut start = 0;
         for part in &parts {
-            self.copy_rows(part.block(), joined.block().rows(start, part.rows));
+            self.copy_rows(part.block, joined.block.rows(start, part.rows));
             start += part.rows;
         }
         joined

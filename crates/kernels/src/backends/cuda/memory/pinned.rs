@@ -1,6 +1,5 @@
 //! Pinned host memory: a pool of buffers per device that any thread may use.
 
-use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +7,6 @@ use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{Context, CudaError, Driver, PinnedBuffer};
 
 use crate::backends::cuda::engine::check;
-use crate::memory::Memory;
 
 /// Unused pinned buffers, shared with the threads that fill them.
 #[derive(Clone, Default)]
@@ -71,12 +69,6 @@ impl Deref for Lent {
 impl DerefMut for Lent {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.buffer.as_deref_mut().unwrap_or_default()
-    }
-}
-
-impl Memory for Lent {
-    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
-        self
     }
 }
 

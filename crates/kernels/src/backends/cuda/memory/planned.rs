@@ -67,7 +67,7 @@ impl KeptWeights {
         if let Some(kept) = by_weight.get_mut(&key).filter(|kept| kept.memory.len_bytes() >= bytes) {
             let held = Held { weight: kept.contents.dtype == contents.dtype, adapter: kept.contents == contents };
             kept.contents = contents;
-            return Some((kept.memory.pointer::<u8>().address(), held));
+            return Some((kept.memory.address(), held));
         }
         // Launches waiting on the host may still refer to a smaller buffer.
         if by_weight.contains_key(&key) {
@@ -78,7 +78,7 @@ impl KeptWeights {
         *of_pass = of_pass.checked_sub(bytes as u64)?;
         self.left.set(left);
         let memory = check("allocating room for weights", DeviceBuffer::new(&self.context, bytes));
-        let address = memory.pointer::<u8>().address();
+        let address = memory.address();
         by_weight.insert(key, Kept { memory, contents });
         Some((address, Held { weight: false, adapter: false }))
     }

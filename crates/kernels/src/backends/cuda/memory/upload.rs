@@ -1,7 +1,7 @@
 //! Uploads of host bytes to the device: through pinned memory, on the engine's stream, without blocking the host.
 
 use burn_tensor::DType;
-use firebrick_cuda::{DevicePointer, Event};
+use firebrick_cuda::Event;
 
 use super::pinned::{Lent, shared};
 use crate::backends::cuda::device::Device;
@@ -13,8 +13,7 @@ impl Device {
         let (stream, done) = (self.stream(), check("creating an event", Event::new(&self.context)));
         // SAFETY: the memory at the address belongs to a tensor with the bytes of the buffer; the buffer is held below until the copy is
         // done.
-        let copied =
-            unsafe { stream.copy_to_device(DevicePointer::<u8>::from_address(address), lent.pinned(), lent.len()) };
+        let copied = unsafe { stream.copy_to_device(address, lent.pinned(), lent.len()) };
         if let Err(error) = copied.and_then(|()| stream.record(&done)) {
             // No event marks the end of the copy, so wait for the whole stream. If that fails, the context is lost anyway.
             let _ = stream.synchronize();

@@ -7,7 +7,7 @@
 
 use burn_tensor::DType;
 use bytemuck::{NoUninit, Pod, Zeroable};
-use firebrick_cuda::{ByteMatrices, DevicePointer, LaunchShape, TensorMap};
+use firebrick_cuda::{ByteMatrices, LaunchShape, TensorMap};
 
 use crate::ExpertRows;
 use crate::backends::cuda::device::Device;
@@ -147,7 +147,7 @@ impl Device {
     fn boxes(&self, name: &str, codes: DeviceBlock, matrices: usize, box_rows: usize) -> TensorMap {
         self.assert_block_is_live(name, DeviceBlock { rows: matrices * codes.rows, ..codes });
         let DeviceBlock { address, rows, width, stride, .. } = codes;
-        let (address, box_rows) = (DevicePointer::from_address(address), box_rows as u32);
+        let box_rows = box_rows as u32;
         let of = ByteMatrices { address, matrices, rows, width, strides: [stride, rows * stride], box_rows };
         check("multiplying experts in 8-bit floats", self.context.tensor_map(of))
     }

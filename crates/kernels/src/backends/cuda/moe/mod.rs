@@ -5,7 +5,7 @@
 
 mod grouped;
 
-use burn_tensor::{DType, Int, Tensor};
+use burn_tensor::{DType, Tensor};
 use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
 
 use crate::backends::cuda::device::{Device, in_section};
@@ -16,7 +16,7 @@ use crate::backends::cuda::engine::{
 use crate::backends::planning::rows::ROW_MULTIPLE;
 use crate::linear::ExpertRows;
 use crate::moe::reference::check as check_router;
-use crate::{MoeOps, Routing};
+use crate::{Combined, MoeOps, Routing};
 
 impl MoeOps for Cuda {
     fn route(
@@ -24,10 +24,10 @@ impl MoeOps for Cuda {
         top_k: usize,
         router: RouterSpec,
         correction_e: Option<Tensor<Self, 1>>,
+        scale_e: Option<Tensor<Self, 1>>,
     ) -> Routing<Self> {
         in_section(&logits_ne.device(), |device| {
-            let correction = correction_e.map(|correction| device.flat(correction.unsqueeze::<2>()));
-            device.route(&device.flat(logits_ne), top_k, router, correction.as_ref())
+            device.route(&device.flat(logits_ne), top_k, router, correction_e.as_ref(), scale_e)
         })
     }
 
@@ -51,18 +51,16 @@ impl MoeOps for Cuda {
         })
     }
 
-    fn combine(
-        y_sd: Tensor<Self, 2>,
-        routing: &Routing<Self>,
-        residual_nd: Option<Tensor<Self, 2>>,
-    ) -> Tensor<Self, 2> {
+    fn combine(y_sd: Tensor<Self, 2>, routing: &Routing<Self>, combined: Combined<Self>) -> Tensor<Self, 2> {
         in_section(&y_sd.device(), |device| {
             let y = device.flat(y_sd);
-            let onto = residual_nd.map(|residual| {
-                let residual = device.flat_as(residual, y.dtype);
-                (device.flat(routing.weights_nk.clone()), residual)
-            });
-            tensor(device.combine_rows(&y, routing, onto.as_ref()).tensor)
+            let weights = || device.flat(routing.weights_nk.clone());
+            let (weights, residual) = match combined {
+                Combined::Rows => (None, None),
+                Combined::Weighted => (Some(weights()), None),
+                Combined::WeightedOnto(residual) => (Some(weights()), Some(device.flat_as(residual, y.dtype))),
+            };
+            tensor(device.combine_rows(&y, routing, weights.as_ref(), residual.as_ref()).tensor)
         })
     }
 
@@ -89,15 +87,21 @@ struct Placed {
     starts: MatrixView,
 }
 
-fn int_data(matrix: MatrixView) -> Tensor<Cuda, 1, Int> {
-    int_tensor(matrix.tensor)
-}
-
 fn routing_launch(name: &'static str, dtype: DType, blocks: usize, bytes: usize) -> Launch {
     Source::Routing.launch(dtype, name, grid(blocks, 256), bytes)
 }
 
+/// Returns the address of a matrix that there may be; the kernels read no null pointer.
+fn address_of(matrix: Option<&MatrixView>) -> u64 {
+    matrix.map_or(0, |matrix| matrix.address)
+}
+
 impl Device {
+    /// Returns a vector over experts as kernels read it.
+    fn over_experts(&self, vector_e: Option<&Tensor<Cuda, 1>>) -> Option<MatrixView> {
+        vector_e.map(|vector_e| self.flat(vector_e.clone().unsqueeze::<2>()))
+    }
+
     fn integers(&self, count: usize) -> MatrixView {
         self.view_of(self.empty([count], DType::I32))
     }
@@ -107,12 +111,15 @@ impl Device {
         logits: &MatrixView,
         top_k: usize,
         router: RouterSpec,
-        correction: Option<&MatrixView>,
+        correction_e: Option<&Tensor<Cuda, 1>>,
+        scale_e: Option<Tensor<Cuda, 1>>,
     ) -> Routing<Cuda> {
         let (tokens, experts) = (logits.rows, logits.width);
         check_router(experts, top_k, router.groups);
         assert!(experts <= MAX_EXPERTS, "{experts} experts, at most {MAX_EXPERTS}");
-        assert!(correction.is_none_or(|correction| (correction.width, correction.dtype) == (experts, DType::F32)));
+        let [correction, expert_scale] = [correction_e, scale_e.as_ref()].map(|vector_e| self.over_experts(vector_e));
+        let mut vectors = [&correction, &expert_scale].into_iter().flatten();
+        assert!(vectors.all(|vector| (vector.width, vector.dtype) == (experts, DType::F32)));
         let scores = self.empty_matrix(tokens, experts, DType::F32);
         let chosen = self.empty_matrix(tokens, top_k, DType::I32);
         let weights = self.empty_matrix(tokens, top_k, DType::F32);
@@ -121,24 +128,26 @@ impl Device {
         let groups = router.groups.unwrap_or(ExpertGroups { count: 0, chosen: 0 });
         let arguments = arguments! {
             scores: rows(&scores), experts: rows(&chosen), weights: rows(&weights), logits: rows(logits),
-            correction: address(correction.map_or(0, |correction| correction.address)), n: long(tokens), e: int(experts),
-            k: int(top_k), sigmoid: i32(i32::from(router.scores == RouterScores::Sigmoid)),
+            correction: address(address_of(correction.as_ref())),
+            expert_scale: address(address_of(expert_scale.as_ref())), n: long(tokens), e: int(experts), k: int(top_k),
+            sigmoid: i32(i32::from(router.scores == RouterScores::Sigmoid)),
             normalizes: i32(i32::from(router.normalizes)), scale: f32(router.scale as f32),
             epsilon: f32(router.epsilon as f32), groups: int(groups.count), chosen_groups: int(groups.chosen),
         };
-        // SAFETY: logits and scores are [n, e], the correction [e] or null, the others [n, k], all dense; e is at most what a warp's masks hold, and
-        // the groups divide it.
+        // SAFETY: logits and scores are [n, e], the correction and the scale [e] or null, the others [n, k], all dense; e is at most what a warp's masks
+        // hold, and the groups divide it.
         unsafe { self.launch(launch, &arguments) };
         let Placed { rows_nk, choices_s, tokens_s, starts } = self.place(&chosen, experts);
         Routing {
             scores_ne: tensor(scores.tensor),
             experts_nk: int_tensor(chosen.tensor),
             weights_nk: tensor(weights.tensor),
+            scale_e,
             router,
             rows_nk: int_tensor(rows_nk.tensor),
-            choices_s: int_data(choices_s),
-            tokens_s: int_data(tokens_s),
-            rows: ExpertRows::new(int_data(starts)),
+            choices_s: int_tensor(choices_s.tensor),
+            tokens_s: int_tensor(tokens_s.tensor),
+            rows: ExpertRows::new(int_tensor(starts.tensor)),
         }
     }
 
@@ -168,14 +177,15 @@ impl Device {
         let scores = self.flat(routing.scores_ne.clone());
         let chosen = self.int_matrix(routing.experts_nk.clone());
         let weights = self.flat(routing.weights_nk.clone());
+        let expert_scale = self.over_experts(routing.scale_e.as_ref());
         let d_logits = self.empty_matrix(scores.rows, scores.width, dtype);
         let bytes = scores.bytes() + d_logits.bytes() + 3 * weights.bytes();
         let blocks = scores.rows.div_ceil(TOKENS_PER_BLOCK);
         let arguments = arguments! {
             d_logits: rows(&d_logits), scores: rows(&scores), experts: rows(&chosen), weights: rows(&weights),
-            d_weights: rows(d_weights), n: long(scores.rows), e: int(scores.width), k: int(weights.width),
-            sigmoid: i32(i32::from(kind == RouterScores::Sigmoid)), normalizes: i32(i32::from(normalizes)),
-            scale: f32(scale as f32), epsilon: f32(epsilon as f32),
+            d_weights: rows(d_weights), expert_scale: address(address_of(expert_scale.as_ref())), n: long(scores.rows),
+            e: int(scores.width), k: int(weights.width), sigmoid: i32(i32::from(kind == RouterScores::Sigmoid)),
+            normalizes: i32(i32::from(normalizes)), scale: f32(scale as f32), epsilon: f32(epsilon as f32),
         };
         // SAFETY: shapes as in `route`, and the gradient of the weights has theirs.
         unsafe { self.launch(routing_launch("route_backward", dtype, blocks, bytes), &arguments) };
@@ -193,23 +203,22 @@ impl Device {
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// Sums each token's rows, or adds their weighted sum to a residual.
+    /// Sums each token's rows, times their weights and with a residual if there are any.
     fn combine_rows(
         &self,
         x: &MatrixView,
         routing: &Routing<Cuda>,
-        onto: Option<&(MatrixView, MatrixView)>,
+        weights: Option<&MatrixView>,
+        residual: Option<&MatrixView>,
     ) -> MatrixView {
-        let (weights, residual) = onto.map(|(weights, residual)| (weights, residual)).unzip();
         let rows = self.int_matrix(routing.rows_nk.clone());
         let y = self.empty_matrix(rows.rows, x.width, x.dtype);
-        let address = |matrix: Option<&MatrixView>| matrix.map_or(0, |matrix| matrix.address);
         let bytes = x.bytes() + y.bytes() * (1 + usize::from(residual.is_some()));
         let arguments = arguments! {
-            y: rows(&y), x: rows(x), rows: rows(&rows), weights: address(address(weights)),
-            residual: address(address(residual)), k: int(rows.width), d: int(x.width),
+            y: rows(&y), x: rows(x), rows: rows(&rows), weights: address(address_of(weights)),
+            residual: address(address_of(residual)), k: int(rows.width), d: int(x.width),
         };
-        // SAFETY: x is [n k, d], rows and weights are [n, k], residual and y [n, d], all dense; the kernel reads no null pointer.
+        // SAFETY: x is [n k, d], rows and weights are [n, k], residual and y [n, d], all dense.
         unsafe { self.launch(routing_launch("combine_rows", x.dtype, y.rows, bytes), &arguments) };
         y
     }

@@ -55,12 +55,13 @@ DEVICE unsigned choose_groups(const float *scores, const float *correction, int 
 }
 
 // scores [n, e] f32 = softmax or, if `sigmoid`, sigmoids of logits [n, e]; experts [n, k] with the k largest scores, plus correction [e] f32 if
-// that is not null; weights [n, k] f32 = scale times their scores, divided by their sum plus epsilon if `normalizes`. With `groups` (0: none),
-// only experts of the `chosen_groups` groups are chosen. Of equal ones the lower expert comes first. One warp per token; e at most 1024.
+// that is not null; weights [n, k] f32 = scale times their scores, divided by their sum plus epsilon if `normalizes`, times expert_scale [e] f32
+// if that is not null. With `groups` (0: none), only experts of the `chosen_groups` groups are chosen. Of equal ones the lower expert comes
+// first. One warp per token; e at most 1024.
 // grid (ceil(n / 8)), block (256), no dynamic shared memory.
 KERNEL __launch_bounds__(256) route_top_k(float *scores, int *experts, float *weights, const T *logits, const float *correction,
-                                          long long n, int e, int k, int sigmoid, int normalizes, float scale, float epsilon, int groups,
-                                          int chosen_groups) {
+                                          const float *expert_scale, long long n, int e, int k, int sigmoid, int normalizes, float scale,
+                                          float epsilon, int groups, int chosen_groups) {
     const int lane = threadIdx.x % 32;
     const long long token = static_cast<long long>(blockIdx.x) * TOKENS_PER_BLOCK + threadIdx.x / 32;
     if (token >= n) return;
@@ -101,7 +102,7 @@ KERNEL __launch_bounds__(256) route_top_k(float *scores, int *experts, float *we
         total += score;
         if (lane == 0) {
             experts[token * k + j] = index;
-            weights[token * k + j] = score * scale;
+            weights[token * k + j] = score * scale * (expert_scale == nullptr ? 1.0f : expert_scale[index]);
         }
     }
     if (!normalizes) return;
@@ -258,17 +259,19 @@ KERNEL __launch_bounds__(256) combine_rows_backward(T *dx, float *d_weights, con
     if (threadIdx.x == 0) d_weights[choice] = dot;
 }
 
-// d_logits [n, e] from the gradient d_weights [n, k] f32 of the weights [n, k]: through the factor and, if `normalizes`, the division by their
-// sum; then through the softmax, or the sigmoids if `sigmoid`. One warp per token. grid (ceil(n / 8)), block (256), no dynamic shared memory.
+// d_logits [n, e] from the gradient d_weights [n, k] f32 of the weights [n, k]: through the factor, expert_scale [e] f32 if that is not null and, if
+// `normalizes`, the division by their sum; then through the softmax, or the sigmoids if `sigmoid`. One warp per token.
+// grid (ceil(n / 8)), block (256), no dynamic shared memory.
 KERNEL __launch_bounds__(256) route_backward(T *d_logits, const float *scores, const int *experts, const float *weights,
-                                             const float *d_weights, long long n, int e, int k, int sigmoid, int normalizes, float scale,
-                                             float epsilon) {
+                                             const float *d_weights, const float *expert_scale, long long n, int e, int k, int sigmoid,
+                                             int normalizes, float scale, float epsilon) {
     const int lane = threadIdx.x % 32;
     const long long token = static_cast<long long>(blockIdx.x) * TOKENS_PER_BLOCK + threadIdx.x / 32;
     if (token >= n) return;
     const float *s = scores + token * e;
     const int *chosen = experts + token * k;
     const float *w = weights + token * k, *dw = d_weights + token * k;
+    const auto factor = [=](int j) { return scale * (expert_scale == nullptr ? 1.0f : expert_scale[chosen[j]]); };
     float mean = 0.0f, total = 0.0f;
     for (int j = lane; j < k; j += 32) {
         mean += dw[j] * w[j];
@@ -278,13 +281,13 @@ KERNEL __launch_bounds__(256) route_backward(T *d_logits, const float *scores, c
     const float inverse = normalizes ? 1.0f / (warp_sum(total) + epsilon) : 1.0f;
     float through = 0.0f;
     if (!sigmoid) {
-        for (int j = lane; j < k; j += 32) through += s[chosen[j]] * (scale * dw[j] - mean) * inverse;
+        for (int j = lane; j < k; j += 32) through += s[chosen[j]] * (factor(j) * dw[j] - mean) * inverse;
         through = warp_sum(through);
     }
     for (int i = lane; i < e; i += 32) d_logits[token * e + i] = from_float<T>(-s[i] * through);
     __syncwarp();
     for (int j = lane; j < k; j += 32) {
-        const float score = s[chosen[j]], d_score = (scale * dw[j] - mean) * inverse;
+        const float score = s[chosen[j]], d_score = (factor(j) * dw[j] - mean) * inverse;
         const float slope = sigmoid ? score * (1.0f - score) : score;
         d_logits[token * e + chosen[j]] = from_float<T>(slope * (d_score - through));
     }

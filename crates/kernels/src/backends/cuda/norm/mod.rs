@@ -35,7 +35,7 @@ impl NormOps for Cuda {
             let (x, dy) = (device.flat(x_nd), device.matrix(dy_nd));
             let residual = d_residual_nd.map(|residual| device.matrix_as(residual, x.dtype));
             let dx = device.empty_matrix(x.rows, x.width, x.dtype);
-            let d_weight = device.rms_norm_backward(dx.block(), &x, norm, dy.block(), residual.as_ref(), None);
+            let d_weight = device.rms_norm_backward(dx.block, &x, norm, dy.block, residual.as_ref(), None);
             (tensor(dx.tensor), d_weight.map(tensor))
         })
     }
@@ -69,7 +69,7 @@ impl Device {
     /// Computes `x / rms(x) * (offset + weight)`, in rows with `room` columns after them.
     pub(super) fn rms_norm(&self, x: &MatrixView, norm: &NormWeight<Cuda>, room: usize) -> MatrixView {
         let y = self.empty_with_room([x.rows, x.width], room, x.dtype);
-        self.rms_norm_to(y.block(), x, norm, None);
+        self.rms_norm_to(y.block, x, norm, None);
         y
     }
 
@@ -82,7 +82,7 @@ impl Device {
     ) -> MatrixView {
         let residual = self.flat_as(residual_nd, x.dtype);
         let y = self.empty_matrix(x.rows, x.width, x.dtype);
-        self.rms_norm_to(y.block(), x, norm, Some(&residual));
+        self.rms_norm_to(y.block, x, norm, Some(&residual));
         y
     }
 
@@ -150,7 +150,7 @@ impl Device {
         x: &MatrixView,
         norm: &NormWeight<Cuda>,
     ) -> MatrixView {
-        let sum = self.sum_over_tokens(scaled, x.block());
+        let sum = self.sum_over_tokens(scaled, x.block);
         let weight = self.norm_weight(norm, x.width);
         let bytes = 2 * sum.bytes();
         let launch = Source::Norm.launch(x.dtype, "times_weight", grid(sum.count().div_ceil(256), 256), bytes);

@@ -1,8 +1,10 @@
-//! The optimizer on CUDA: the global norm, AdamW, and AdamW with moments in 8 bits. Kernels: `optimizer.cu`.
+//! The optimizer on CUDA: the global norm, AdamW, and AdamW with moments in 8 bits; `bf16.rs` has parameters in bf16. Kernels: `optimizer.cu`.
 //!
 //! Adapters are hundreds of small tensors, so a launch takes up to 64 of them. Parameters and moments are updated in
 //! place if their memory is not shared.
 //! Not supported: parameters of 2^31 elements or more.
+
+mod bf16;
 
 use burn_tensor::{DType, Tensor};
 use bytemuck::{NoUninit, Zeroable};
@@ -13,7 +15,7 @@ use crate::backends::cuda::engine::{
     ADAMW_PIECE, BlockArguments, Cuda, Launch, MAX_TENSORS, MOMENT_BLOCK, MatrixView, NORM_PIECE, Primitive,
     RANGE_PIECE, ScratchSlot, Source, arguments, float, grid, int_tensor, tensor,
 };
-use crate::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
+use crate::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient, Rounding};
 
 /// `NormTable` of `optimizer.cu`.
 #[repr(C)]
@@ -103,8 +105,7 @@ impl OptimizerOps for Cuda {
         in_section(&sum.device(), |device| {
             let gradient = device.flat(gradient);
             let sum = device.view_of(device.owned(float(sum)));
-            assert_eq!((sum.dtype, gradient.dtype), (DType::F32, DType::F32), "gradients are f32");
-            device.add_to(sum.address, gradient.address, gradient.width);
+            device.add_to(sum.block, gradient.block);
             tensor(sum.tensor)
         })
     }
@@ -130,7 +131,8 @@ impl OptimizerOps for Cuda {
             let pieces: usize = tensors.iter().map(|values| values.dims()[0].div_ceil(NORM_PIECE)).sum();
             let partial = device.scratch.take(ScratchSlot::Partial, pieces * 4);
             let mut first = 0;
-            for group in tensors.chunks(MAX_TENSORS) {
+            let (wide, narrow): (Vec<_>, Vec<_>) = tensors.iter().partition(|values| values.dtype() == DType::F32);
+            for group in wide.chunks(MAX_TENSORS).chain(narrow.chunks(MAX_TENSORS)) {
                 first += device.partial_norms(group, partial, first);
             }
             let out = device.empty([1], DType::F32);
@@ -141,13 +143,13 @@ impl OptimizerOps for Cuda {
         })
     }
 
-    fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
+    fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64, limit: f32) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
         in_section(&squared_norm.device(), |device| {
             let squared_norm = device.f32_values(squared_norm);
             let [norm, factor] = [0, 1].map(|_: usize| device.empty([1], DType::F32));
             let arguments = arguments! {
                 norm: address(device.address(&norm)), factor: address(device.address(&factor)),
-                squared_norm: rows(&squared_norm), max_norm: float(max_norm),
+                squared_norm: rows(&squared_norm), max_norm: float(max_norm), limit: float(f64::from(limit)),
             };
             // SAFETY: all three are one f32.
             unsafe { device.launch(plain("clip", grid(1, 1), 12), &arguments) };
@@ -171,18 +173,28 @@ impl OptimizerOps for Cuda {
                 Moments::EightBit(moments) => in_8_bits.push((place, (parameter, moments, gradient))),
             }
         }
+        let (in_f32, in_8_bits) = ((in_f32, MAX_TENSORS), (in_8_bits, MAX_TENSORS));
         in_groups(&device, in_f32, &mut updated, |group| device.adamw_group(group, &gradient_scale, hyper));
         in_groups(&device, in_8_bits, &mut updated, |group| device.adamw_8bit_group(group, &gradient_scale, hyper));
         updated.into_iter().map(|state| state.expect("every state was updated")).collect()
     }
+
+    fn adamw_bf16_foreach(
+        states: Vec<(AdamWState<Self>, Rounding<Self>)>,
+        gradients: Vec<Tensor<Self, 1>>,
+        gradient_scale: Tensor<Self, 1>,
+        hyper: &AdamW,
+    ) -> Vec<(AdamWState<Self>, Rounding<Self>)> {
+        bf16::adamw_foreach(states, gradients, &gradient_scale, hyper)
+    }
 }
 
-/// Updates states, [`MAX_TENSORS`] at a time, and stores them at their indices.
-fn in_groups<S>(
+/// Updates states, some at a time, and stores them at their indices.
+fn in_groups<S, R>(
     device: &Device,
-    states: Vec<(usize, S)>,
-    updated: &mut [Option<AdamWState<Cuda>>],
-    update: impl Fn(&mut dyn Iterator<Item = S>) -> Vec<AdamWState<Cuda>>,
+    (states, most): (Vec<(usize, S)>, usize),
+    updated: &mut [Option<R>],
+    update: impl Fn(&mut dyn Iterator<Item = S>) -> Vec<R>,
 ) {
     if states.is_empty() {
         return;
@@ -191,24 +203,26 @@ fn in_groups<S>(
     device.section(|| {
         let (mut places, mut remaining) = (places.into_iter(), states.into_iter().peekable());
         while remaining.peek().is_some() {
-            let group = update(&mut remaining.by_ref().take(MAX_TENSORS));
+            let group = update(&mut remaining.by_ref().take(most));
             group.into_iter().zip(places.by_ref()).for_each(|(state, place)| updated[place] = Some(state));
         }
     });
 }
 
-/// Describes a launch that does not depend on the format of activations.
+/// Describes a launch over values in f32.
 fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
     Source::Optimizer.launch(DType::F32, name, shape, bytes)
 }
 
 impl Device {
-    /// Computes partial sums of squares of up to [`MAX_TENSORS`] tensors; returns their number.
-    fn partial_norms(&self, group: &[Tensor<Cuda, 1>], partial: u64, first: usize) -> usize {
+    /// Computes partial sums of squares of up to [`MAX_TENSORS`] tensors of one format; returns their number.
+    fn partial_norms(&self, group: &[&Tensor<Cuda, 1>], partial: u64, first: usize) -> usize {
         let mut table = NormTable { tensors: group.len() as i32, ..NormTable::zeroed() };
         let (mut pieces, mut values) = (0, 0);
-        let held: Vec<_> = group.iter().map(|values| self.f32_values(values.clone())).collect();
+        let held: Vec<_> = group.iter().map(|&values| self.flat(values.clone())).collect();
+        let dtype = held[0].dtype;
         for (index, matrix) in held.iter().enumerate() {
+            assert_eq!(matrix.dtype, dtype, "tensors of one format");
             table.x[index] = matrix.address;
             table.n[index] = matrix.width as i64;
             table.first_piece[index] = pieces as i32;
@@ -216,8 +230,9 @@ impl Device {
             values += matrix.width;
         }
         let arguments = arguments! { partial: address(partial), first_partial: int(first), table: value(&table) };
-        // SAFETY: the table lists f32 tensors that are held here; the partial sums have room from `first` on.
-        unsafe { self.launch(plain("squared_norm_partial", grid(pieces, 256), values * 4), &arguments) };
+        let (shape, bytes) = (grid(pieces, 256), values * dtype.size());
+        // SAFETY: the table lists tensors of this format that are held here; the partial sums have room from `first` on.
+        unsafe { self.launch(Source::Optimizer.launch(dtype, "squared_norm_partial", shape, bytes), &arguments) };
         pieces
     }
 

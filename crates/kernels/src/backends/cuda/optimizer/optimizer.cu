@@ -1,5 +1,5 @@
-// The optimizer on f32 parameters: global norm, AdamW, and AdamW with moments in 8 bits (bitsandbytes' block-wise
-// kernel).
+// The optimizer: global norm, AdamW, and AdamW with moments in 8 bits (bitsandbytes' block-wise kernel), on parameters in
+// f32 or bf16. Gradients of those in bf16, and what the norm reads, are T.
 //
 // The kernels named _foreach take up to MAX_TENSORS tensors by value, since adapters are hundreds of small tensors: a list of
 // pointers and sizes, and where each tensor's pieces begin among those of the launch. The numbers of a step come as
@@ -31,7 +31,7 @@ struct Rates {
 // ---------------------------------------------------------------------------------------------------------------- norm
 
 struct NormTable {
-    const float *x[MAX_TENSORS];
+    const T *x[MAX_TENSORS];
     long long n[MAX_TENSORS];
     int first_piece[MAX_TENSORS]; // pieces of NORM_PIECE values: the sum of their counts in the tensors before
     int tensors;
@@ -43,14 +43,14 @@ KERNEL __launch_bounds__(256) squared_norm_partial(float *partial, int first_par
     constexpr int ROUND = 256 * 4;
     const int tensor = tensor_of(table.first_piece, table.tensors, blockIdx.x);
     const long long start = static_cast<long long>(blockIdx.x - table.first_piece[tensor]) * NORM_PIECE;
-    const float *x = table.x[tensor] + start;
+    const T *x = table.x[tensor] + start;
     const long long left = table.n[tensor] - start;
     float sum[4] = {};
     if (left >= NORM_PIECE && aligned16(x)) {
 #pragma unroll 8
         for (int round = 0; round < NORM_PIECE / ROUND; ++round) {
             float value[4];
-            Pack<float, 4>::load(x + round * ROUND + threadIdx.x * 4).unpack(value);
+            Pack<T, 4>::load(x + round * ROUND + threadIdx.x * 4).unpack(value);
 #pragma unroll
             for (int k = 0; k < 4; ++k) sum[k] = fmaf(value[k], value[k], sum[k]);
         }
@@ -61,7 +61,7 @@ KERNEL __launch_bounds__(256) squared_norm_partial(float *partial, int first_par
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 const int at = round * ROUND + threadIdx.x * 4 + k;
-                const float value = at < count ? x[at] : 0.0f;
+                const float value = at < count ? to_float(x[at]) : 0.0f;
                 sum[k] = fmaf(value, value, sum[k]);
             }
     }
@@ -82,11 +82,13 @@ KERNEL __launch_bounds__(1024) sum_partials(float *out, const float *partial, in
     if (threadIdx.x == 0) *out = static_cast<float>(sums[0]);
 }
 
-// norm[1] = sqrt(squared_norm[1]); factor[1] = min(1, max_norm / (norm + 1e-6)), 0 if the norm is not finite. Launch: one thread.
-KERNEL clip(float *norm, float *factor, const float *squared_norm, float max_norm) {
+// norm[1] = sqrt(squared_norm[1]); factor[1] = min(1, max_norm / (norm + 1e-6)), NaN if the norm is not finite or above the limit.
+// Launch: one thread.
+KERNEL clip(float *norm, float *factor, const float *squared_norm, float max_norm, float limit) {
     const float root = sqrtf(*squared_norm);
     *norm = root;
-    *factor = isfinite(root) ? fminf(max_norm * (1.0f / (root + 1e-6f)), 1.0f) : 0.0f;
+    // A NaN is above no limit, but not below either.
+    *factor = root <= limit ? fminf(max_norm * (1.0f / (root + 1e-6f)), 1.0f) : __int_as_float(0x7fc00000);
 }
 
 // ------------------------------------------------------------------------------------------------------- sums of ranges
@@ -198,6 +200,104 @@ KERNEL __launch_bounds__(256) adamw_foreach(const __grid_constant__ AdamWTable t
                  blockIdx.x - table.first_piece[tensor], table.n[tensor]);
 }
 
+// ------------------------------------------------------------------------------------------------- parameters in bf16
+
+template <int V> DEVICE void load_bits(unsigned (&bits)[V], const unsigned short *from) {
+    if constexpr (V == 4) {
+        const uint2 words = *reinterpret_cast<const uint2 *>(from);
+        bits[0] = words.x & 0xffffu, bits[1] = words.x >> 16, bits[2] = words.y & 0xffffu, bits[3] = words.y >> 16;
+    } else {
+#pragma unroll
+        for (int k = 0; k < V; ++k) bits[k] = from[k];
+    }
+}
+
+template <int V> DEVICE void store_bits(unsigned short *to, const unsigned (&bits)[V]) {
+    if constexpr (V == 4) {
+        *reinterpret_cast<uint2 *>(to) = make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
+    } else {
+#pragma unroll
+        for (int k = 0; k < V; ++k) to[k] = static_cast<unsigned short>(bits[k]);
+    }
+}
+
+// A parameter whose values are the upper halves of floats (optimizer/rounding.rs). With `lower` its values are rounded to
+// the nearest, away from zero in ties, and their lower halves are kept there; a lower half from 0x8000 on had rounded its
+// upper one up. Without, the random stream of `key` rounds.
+struct Narrow {
+    unsigned short *upper, *lower;
+    unsigned long long key;
+
+    template <int V> DEVICE void load(float (&value)[V], long long at) const {
+        unsigned high[V], low[V] = {};
+        load_bits(high, upper + at);
+        if (lower != nullptr) load_bits(low, lower + at);
+#pragma unroll
+        for (int k = 0; k < V; ++k) value[k] = __uint_as_float(((high[k] - (low[k] >> 15)) << 16) | low[k]);
+    }
+
+    template <int V> DEVICE void store(const float (&value)[V], long long at) const {
+        unsigned high[V], low[V];
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            const unsigned bits = __float_as_uint(value[k]);
+            const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u; // it stays one without its lower half
+            const unsigned long long index = at + k;
+            const unsigned random = random_bits(index / 2, key) >> (index % 2 * 16) & 0xffffu;
+            high[k] = is_nan ? bits >> 16 | 0x40u : (bits + (lower != nullptr ? 0x8000u : random)) >> 16;
+            low[k] = is_nan ? 0u : bits & 0xffffu;
+        }
+        store_bits(upper + at, high);
+        if (lower != nullptr) store_bits(lower + at, low);
+    }
+};
+
+struct NarrowTable {
+    unsigned short *upper[NARROW_TENSORS];
+    unsigned short *lower[NARROW_TENSORS]; // null where `key` rounds
+    unsigned long long key[NARROW_TENSORS];
+    const T *g[NARROW_TENSORS];
+    float *m[NARROW_TENSORS];
+    float *v[NARROW_TENSORS];
+    long long n[NARROW_TENSORS];
+    int first_piece[NARROW_TENSORS]; // pieces of ADAMW_PIECE values
+    int tensors;
+};
+
+template <int V>
+DEVICE void adamw_narrow_piece(const Narrow &p, const T *g, float *m, float *v, float scale, const Rates &rates,
+                               long long start, long long n) {
+#pragma unroll
+    for (int u = 0; u < 8 / V; ++u) {
+        const long long at = start + (u * 256 + threadIdx.x) * V;
+        if (at >= n) continue;
+        float value[V], gradient[V], mean[V], square[V];
+        p.load(value, at);
+        Pack<T, V>::load_streaming(g + at).unpack(gradient);
+        Pack<float, V>::load_streaming(m + at).unpack(mean);
+        Pack<float, V>::load_streaming(v + at).unpack(square);
+#pragma unroll
+        for (int k = 0; k < V; ++k) adamw_value(value[k], gradient[k], mean[k], square[k], scale, rates);
+        p.store(value, at);
+        Pack<float, V>::pack(mean).store_streaming(m + at);
+        Pack<float, V>::pack(square).store_streaming(v + at);
+    }
+}
+
+// One step on up to 32 tensors in bf16. Launch: block 256; grid = all pieces.
+KERNEL __launch_bounds__(256) adamw_bf16_foreach(const __grid_constant__ NarrowTable table, const float *scale,
+                                                 Rates rates) {
+    if (!is_finite(*scale)) return;
+    const int tensor = tensor_of(table.first_piece, table.tensors, blockIdx.x);
+    const Narrow p = {table.upper[tensor], table.lower[tensor], table.key[tensor]};
+    const T *g = table.g[tensor];
+    float *m = table.m[tensor], *v = table.v[tensor];
+    const long long n = table.n[tensor];
+    const long long start = static_cast<long long>(blockIdx.x - table.first_piece[tensor]) * ADAMW_PIECE;
+    if (n % 4 == 0 && aligned16(p.upper, p.lower, g, m, v)) adamw_narrow_piece<4>(p, g, m, v, *scale, rates, start, n);
+    else adamw_narrow_piece<1>(p, g, m, v, *scale, rates, start, n);
+}
+
 // ----------------------------------------------------------------------------------------------------- AdamW in 8 bits
 
 // Nearest values of an ascending table by the bits of the float: the top bits name a cell, each cell holds at most one
@@ -297,9 +397,59 @@ DEVICE void adamw_8bit_value(float &p, float g, float &m, float &v, float scale,
     p = __fmul_rn(__fsub_rn(p, __fmul_rn(rates.step_size, ratio)), rates.kept);
 }
 
-struct EightBit {
-    float *p;
-    const float *g;
+// Four values from `start` on, of which those from n on do not exist, of a parameter or a gradient.
+template <class E> DEVICE void load4(float (&to)[4], const E *from, long long start, long long n, bool wide) {
+    if (wide) {
+        Pack<E, 4>::load(from + start).unpack(to);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) to[k] = start + k < n ? to_float(from[start + k]) : 0.0f;
+}
+
+DEVICE void load4(float (&to)[4], const Narrow &from, long long start, long long n, bool wide) {
+    if (wide) {
+        from.load(to, start);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        float one[1] = {0.0f};
+        if (start + k < n) from.load(one, start + k);
+        to[k] = one[0];
+    }
+}
+
+DEVICE void store4(const float (&from)[4], float *to, long long start, long long n, bool wide) {
+    if (wide) {
+        Pack<float, 4>::pack(from).store(to + start);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+        if (start + k < n) to[start + k] = from[k];
+}
+
+DEVICE void store4(const float (&from)[4], const Narrow &to, long long start, long long n, bool wide) {
+    if (wide) {
+        to.store(from, start);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        const float one[1] = {from[k]};
+        if (start + k < n) to.store(one, start + k);
+    }
+}
+
+DEVICE bool begins_on_vectors(const float *p) { return aligned16(p); }
+
+DEVICE bool begins_on_vectors(const Narrow &p) { return aligned16(p.upper, p.lower); }
+
+// P: float * or Narrow; G: the format of gradients.
+template <class P, class G> struct EightBit {
+    P p;
+    const G *g;
     unsigned char *m_codes;
     float *m_absmax;
     unsigned char *v_codes;
@@ -311,7 +461,7 @@ struct EightBit {
     DEVICE void step_block(const Codebook &book, float scale, const Rates &rates, long long block) const {
         const int lane = threadIdx.x % 32;
         const long long start = block * MOMENT_BLOCK + lane * 4;
-        const bool wide = (block + 1) * MOMENT_BLOCK <= n && aligned16(p, g);
+        const bool wide = (block + 1) * MOMENT_BLOCK <= n && begins_on_vectors(p) && aligned16(g);
         unsigned *m_words = reinterpret_cast<unsigned *>(m_codes + start);
         unsigned *v_words = reinterpret_cast<unsigned *>(v_codes + start);
         const unsigned m_word[2] = {m_words[0], m_words[32]}, v_word[2] = {v_words[0], v_words[32]};
@@ -319,8 +469,8 @@ struct EightBit {
         float value[2][4], gradient[2][4], m[2][4], v[2][4];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            load(value[half], p, start + half * 128, wide);
-            load(gradient[half], g, start + half * 128, wide);
+            load4(value[half], p, start + half * 128, n, wide);
+            load4(gradient[half], g, start + half * 128, n, wide);
         }
         float m_largest = 0.0f, v_largest = 0.0f;
 #pragma unroll
@@ -334,7 +484,7 @@ struct EightBit {
                 if (!wide && start + half * 128 + k >= n) mean = square = 0.0f; // filled up with zeros
                 m_largest = fmaxf(m_largest, fabsf(mean)), v_largest = fmaxf(v_largest, fabsf(square));
             }
-            store(value[half], start + half * 128, wide);
+            store4(value[half], p, start + half * 128, n, wide);
         }
         m_largest = warp_max(m_largest), v_largest = warp_max(v_largest);
         const Divisor m_by(m_largest), v_by(v_largest);
@@ -349,25 +499,6 @@ struct EightBit {
             m_words[32 * half] = m_new, v_words[32 * half] = v_new;
         }
         if (lane == 0) m_absmax[block] = m_largest, v_absmax[block] = v_largest;
-    }
-
-    DEVICE void load(float (&to)[4], const float *from, long long start, bool wide) const {
-        if (wide) {
-            Pack<float, 4>::load(from + start).unpack(to);
-            return;
-        }
-#pragma unroll
-        for (int k = 0; k < 4; ++k) to[k] = start + k < n ? from[start + k] : 0.0f;
-    }
-
-    DEVICE void store(const float (&from)[4], long long start, bool wide) const {
-        if (wide) {
-            Pack<float, 4>::pack(from).store(p + start);
-            return;
-        }
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-            if (start + k < n) p[start + k] = from[k];
     }
 };
 
@@ -393,8 +524,39 @@ KERNEL __launch_bounds__(512, 2) adamw_8bit_foreach(const __grid_constant__ Eigh
     book.build(map_signed, map_unsigned);
     for (int block = blockIdx.x * 16 + threadIdx.x / 32; block < table.blocks; block += gridDim.x * 16) {
         const int at = tensor_of(table.first_block, table.tensors, block);
-        const EightBit tensor = {table.p[at],       table.g[at],        table.m_codes[at], table.m_absmax[at],
-                                 table.v_codes[at], table.v_absmax[at], table.n[at]};
+        const EightBit<float *, float> tensor = {table.p[at],       table.g[at],        table.m_codes[at], table.m_absmax[at],
+                                                 table.v_codes[at], table.v_absmax[at], table.n[at]};
+        tensor.step_block(book, by, rates, block - table.first_block[at]);
+    }
+}
+
+struct NarrowEightBitTable {
+    unsigned short *upper[NARROW_TENSORS];
+    unsigned short *lower[NARROW_TENSORS]; // null where `key` rounds
+    unsigned long long key[NARROW_TENSORS];
+    const T *g[NARROW_TENSORS];
+    unsigned char *m_codes[NARROW_TENSORS];
+    float *m_absmax[NARROW_TENSORS];
+    unsigned char *v_codes[NARROW_TENSORS];
+    float *v_absmax[NARROW_TENSORS];
+    int n[NARROW_TENSORS];
+    int first_block[NARROW_TENSORS]; // blocks of MOMENT_BLOCK values
+    int tensors, blocks;             // blocks of all tensors
+};
+
+// The same on up to 32 tensors in bf16.
+KERNEL __launch_bounds__(512, 2)
+adamw_8bit_bf16_foreach(const __grid_constant__ NarrowEightBitTable table, const float *map_signed,
+                        const float *map_unsigned, const float *scale, Rates rates) {
+    const float by = *scale;
+    if (!is_finite(by)) return; // the same for every thread, so no barrier is left waiting
+    __shared__ Codebook book;
+    book.build(map_signed, map_unsigned);
+    for (int block = blockIdx.x * 16 + threadIdx.x / 32; block < table.blocks; block += gridDim.x * 16) {
+        const int at = tensor_of(table.first_block, table.tensors, block);
+        const Narrow p = {table.upper[at], table.lower[at], table.key[at]};
+        const EightBit<Narrow, T> tensor = {p,                  table.g[at],        table.m_codes[at], table.m_absmax[at],
+                                            table.v_codes[at],  table.v_absmax[at], table.n[at]};
         tensor.step_block(book, by, rates, block - table.first_block[at]);
     }
 }

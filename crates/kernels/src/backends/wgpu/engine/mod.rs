@@ -28,7 +28,7 @@ pub(super) use program::Kernel;
 #[cfg(test)]
 pub(super) use program::compile_elsewhere;
 pub use tensor::Wgpu;
-pub(super) use tensor::{Matrix, int_primitive, int_tensor, primitive, tensor};
+pub(super) use tensor::{Matrix, Primitive, int_primitive, int_tensor, primitive, tensor};
 pub(super) use trace::Cost;
 
 use std::cell::{Cell, RefCell};

@@ -32,8 +32,8 @@ pub(in super::super) enum Turned<'a> {
     Columns(&'a Matrix),
 }
 
-impl Turned<'_> {
-    pub(super) fn matrix(&self) -> &Matrix {
+impl<'a> Turned<'a> {
+    pub(super) fn matrix(self) -> &'a Matrix {
         let (Self::Rows(matrix) | Self::Columns(matrix)) = self;
         matrix
     }
@@ -296,7 +296,7 @@ impl<'a> Values<'a> {
         match self {
             Self::Matrix(matrix) => {
                 assert_eq!(matrix.shape(), [n, k], "the second matrix of a product");
-                operands.push(Operand::Read(matrix_of(*matrix)));
+                operands.push(Operand::Read(matrix.matrix()));
                 (matrix.strides(), matrix.is_by_rows())
             }
             Self::Weight { operand, rows, is_turned } => {
@@ -332,9 +332,4 @@ impl<'a> Values<'a> {
             }
         }
     }
-}
-
-pub(super) fn matrix_of(turned: Turned<'_>) -> &Matrix {
-    let (Turned::Rows(matrix) | Turned::Columns(matrix)) = turned;
-    matrix
 }

@@ -5,7 +5,7 @@
 use burn_tensor::DType;
 
 use super::super::engine::{Cost, DividedBy, Engine, Half, Kernel, Matrices, Matrix, Operand, in_a_row};
-use super::gemm::{Codes, DEPTH, Parts, Segment, Values, WeightOperand, matrix_of};
+use super::gemm::{Codes, DEPTH, Parts, Segment, Values, WeightOperand};
 
 /// Minimum number of large tiles; with fewer, small ones are faster even if the inner dimension is divided.
 const MIN_LARGE: usize = 24;
@@ -174,7 +174,7 @@ impl Engine {
         let factor = a.factor.clone().expect("it was measured");
         let second = rest.first().map(|segment| {
             let Values::Matrix(b) = &segment.b else { unreachable!("only the first segment has a weight") };
-            let b = self.adapter_matrix(matrix_of(*b), false);
+            let b = self.adapter_matrix(b.matrix(), false);
             let relative = DividedBy::Relative(&factor, relative_to(segment.scale));
             [self.half(segment.a.matrix(), relative), b]
         });
@@ -247,7 +247,7 @@ impl Engine {
     fn row_by_row<'a>(&self, segment: &Segment<'a>) -> (Half, Second<'a>, bool) {
         let a = self.half(segment.a.matrix(), DividedBy::Rows);
         let (b, is_turned) = match &segment.b {
-            Values::Matrix(b) => (Second::Half(Box::new(self.adapter_matrix(matrix_of(*b), true))), !b.is_by_rows()),
+            Values::Matrix(b) => (Second::Half(Box::new(self.adapter_matrix(b.matrix(), true))), !b.is_by_rows()),
             Values::Weight { operand: WeightOperand::Quantized(codes), rows, is_turned } => {
                 (Second::Codes { codes, first_row: rows.start }, *is_turned)
             }
@@ -267,7 +267,7 @@ impl Engine {
     /// the other are multiplied; A is the one that carries the factor of all.
     fn over_rows<'a>(&self, segment: &Segment<'a>) -> (Half, Second<'a>, bool) {
         let Values::Matrix(b) = &segment.b else { unreachable!("a product over rows has no weight") };
-        let (a, b) = (segment.a.matrix(), matrix_of(*b));
+        let (a, b) = (segment.a.matrix(), b.matrix());
         let (wide, other) = if a.width > b.width { (a, b) } else { (b, a) };
         let wide_half = self.half(wide, DividedBy::Rows);
         let factors = wide_half.factor.as_ref().expect("rows are measured");
@@ -288,7 +288,7 @@ mod tests {
     use super::super::gemm::Turned;
     use super::*;
     use crate::QuantizedWeight;
-    use crate::conformance::{Case, attention, usual_operations, verdict};
+    use crate::conformance::{Case, Extent, attention, operations, verdict};
     use crate::linear::GemmFormat;
     use crate::session::{RunShape, Session};
     use crate::weights::Weight;
@@ -324,9 +324,9 @@ mod tests {
         Engine::get().emulate_matrices();
         Wgpu::open(&WgpuDevice::DefaultDevice, &RunShape { gemms: GemmFormat::F16, ..RunShape::default() });
         let case = Case { gemms: GemmFormat::F16, has_experts: false, ..Case::small(DType::F32, 64) };
-        let mut findings = usual_operations::<Wgpu>(&case, &WgpuDevice::DefaultDevice);
+        let mut findings = operations::<Wgpu>(&case, &WgpuDevice::DefaultDevice, Extent::First);
         for case in [Case { head_dim: 128, ..case.clone() }, Case { window: Some(7), ..case }] {
-            findings.extend(attention::<Wgpu>(&case, &WgpuDevice::DefaultDevice));
+            findings.extend(attention::<Wgpu>(&case, &WgpuDevice::DefaultDevice, Extent::First));
         }
         verdict(DType::F16, findings).expect("rounding to float16 alone");
     }

@@ -23,8 +23,7 @@ use self::queue::Queue;
 pub(crate) use self::read::Request;
 use self::read::{Allocate, Job};
 pub(crate) use self::values::{CodesOrValues, Values, keeps_narrow_scales};
-use crate::checkpoint::read::Holder;
-use crate::checkpoint::read::{HfFolder, convert};
+use crate::checkpoint::read::{HfFolder, Holder};
 use crate::error::ModelError;
 
 /// The consumer's end. When it is dropped, readers finish their current pieces and end.
@@ -63,17 +62,9 @@ impl HfFolder {
     /// Builds the job of a request, with the index of its first piece.
     fn job<'a>(&'a self, request: &'a Request, first_piece: usize) -> Result<Job<'a>, ModelError> {
         let holder = self.locate_shaped(&request.name, &request.shape)?;
-        let device_dtype = |dtype| {
-            let unsupported = || ModelError::UnsupportedDtype {
-                name: request.name.clone(),
-                path: holder.path().to_path_buf(),
-                got: format!("{dtype:?}"),
-            };
-            convert::device_dtype(dtype).ok_or_else(unsupported)
-        };
         let (stored, keeps) = match holder {
-            Holder::Plain(shard) => (device_dtype(shard.known(&request.name).dtype)?, None),
-            Holder::OfExpert(slice) => (device_dtype(slice.dtype())?, None),
+            Holder::Plain(shard) => (shard.weight_dtype(&request.name, &request.name)?, None),
+            Holder::OfExpert(slice) => (slice.weight_dtype(&request.name)?, None),
             Holder::Quantized(weight) => (DType::F32, weight.format().filter(|format| request.format == Some(*format))),
         };
         let (dtype, pieces) = (request.dtype.unwrap_or(stored), first_piece..first_piece);

@@ -131,11 +131,11 @@ impl Job<'_> {
     /// Reads a quantized weight in the format of the request.
     fn read_dequantized(&self, weight: &QuantizedWeight, allocate: Allocate<'_>) -> Result<Ready, ModelError> {
         let values = weight.values()?;
-        let bytes = convert::from_f32(&values, f32::to_le_bytes);
+        let bytes: &[u8] = bytemuck::cast_slice(&values);
         let mut buffer = new_buffer(allocate, self.elements() * self.dtype.size());
         match self.dtype {
-            DType::F32 => buffer.copy_from_slice(&bytes),
-            dtype => convert::convert(DType::F32, &bytes, dtype, &mut buffer),
+            DType::F32 => buffer.copy_from_slice(bytes),
+            dtype => convert::convert(DType::F32, bytes, dtype, &mut buffer),
         }
         if let Some(index) = convert::first_not_finite(&buffer, self.dtype) {
             return Err(self.not_finite(weight, index, values[index]));

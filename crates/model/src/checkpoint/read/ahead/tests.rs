@@ -49,7 +49,7 @@ fn folder(lengths: &[usize], dtype: Dtype, damage: impl Fn(usize, &mut Vec<f32>)
         damage(index, &mut values);
         Ok(encode(&values, dtype))
     };
-    write_safetensors(&path, &infos.collect::<BTreeMap<_, _>>(), &BTreeMap::new(), bytes).unwrap();
+    write_safetensors(&path, &infos.collect::<BTreeMap<_, _>>(), bytes).unwrap();
     (temp, path)
 }
 
@@ -254,7 +254,7 @@ fn what_cannot_be_a_weight_is_never_read() {
     let infos = [("t000", Dtype::F32), ("t001", Dtype::I64)]
         .map(|(name, dtype)| (name.to_owned(), TensorInfo { dtype, shape: vec![4] }));
     let bytes = |name: &str| Ok(vec![0; if name == "t000" { 16 } else { 32 }]);
-    write_safetensors(&temp.path().join(WEIGHTS_FILE), &BTreeMap::from(infos), &BTreeMap::new(), bytes).unwrap();
+    write_safetensors(&temp.path().join(WEIGHTS_FILE), &BTreeMap::from(infos), bytes).unwrap();
     let folder = HfFolder::open(temp.path()).unwrap();
     let refused = |lengths: &[usize]| {
         let never = |_| -> HostBuffer { panic!("nothing is read") };

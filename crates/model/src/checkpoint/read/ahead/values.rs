@@ -88,6 +88,13 @@ impl<'a> Values<'a> {
         Self { dtype, source: Source::Here(Some(buffer)) }
     }
 
+    /// Wraps a copy of these elements.
+    pub(crate) fn of_f32(values: &[f32], allocate: &dyn Fn(usize) -> HostBuffer) -> Self {
+        let mut buffer = allocate(size_of_val(values));
+        buffer.copy_from_slice(bytemuck::cast_slice(values));
+        Self::here(buffer, DType::F32)
+    }
+
     /// Returns all elements in one buffer.
     pub(crate) fn into_buffer(mut self, allocate: &dyn Fn(usize) -> HostBuffer) -> Result<HostBuffer, ModelError> {
         if self.pieces() == 1 {
@@ -208,10 +215,7 @@ fn joined<'a>(
             let count = scales.block.values().len() * format.block_size(columns);
             let shape = vec![count / columns, columns];
             let tensor = QuantizedTensor { format, codes: codes.to_vec(), scales, shape };
-            let mut buffer = allocate(count * size_of::<f32>());
-            let words = buffer.as_chunks_mut().0.iter_mut();
-            words.zip(tensor.dequantize()).for_each(|(word, value)| *word = value.to_ne_bytes());
-            Values::here(buffer, DType::F32)
+            Values::of_f32(&tensor.dequantize(), allocate)
         }
     };
     Ok(CodesOrValues::Values(Values::joined(parts.into_iter().map(values).collect())))
@@ -230,19 +234,15 @@ mod tests {
         Flex::host_buffer(&Default::default(), bytes)
     }
 
-    fn buffer(bytes: &[u8]) -> HostBuffer {
-        let mut buffer = allocate(bytes.len());
-        buffer.copy_from_slice(bytes);
-        buffer
-    }
-
     fn quantized(format: QuantFormat, index: usize) -> QuantizedTensor {
         let values: Vec<f32> = (0..SHAPE[0] * SHAPE[1]).map(|at| ((at + 37 * index) as f32 * 0.7).sin()).collect();
         format.quantize(&values, &SHAPE).unwrap()
     }
 
     fn codes(tensor: &QuantizedTensor) -> CodesOrValues<'static> {
-        CodesOrValues::Codes { codes: buffer(&tensor.codes), scales: tensor.scales.clone() }
+        let mut codes = allocate(tensor.codes.len());
+        codes.copy_from_slice(&tensor.codes);
+        CodesOrValues::Codes { codes, scales: tensor.scales.clone() }
     }
 
     #[test]
@@ -263,8 +263,7 @@ mod tests {
         let format = QuantFormat::Nvfp4;
         let first = quantized(format, 0);
         let values = vec![0.5f32; SHAPE[0] * SHAPE[1]];
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
-        let parts = vec![codes(&first), CodesOrValues::Values(Values::here(buffer(&bytes), DType::F32))];
+        let parts = vec![codes(&first), CodesOrValues::Values(Values::of_f32(&values, &allocate))];
         let joined = joined(parts, format, SHAPE[1], &allocate).unwrap();
         let CodesOrValues::Values(joined) = joined else { panic!("some are values") };
         let found = joined.into_buffer(&allocate).unwrap();

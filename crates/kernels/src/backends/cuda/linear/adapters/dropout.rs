@@ -25,7 +25,7 @@ impl Device {
     pub(crate) fn dropped(&self, x: Tensor<Cuda, 2>, mask: &Mask<Cuda>) -> Tensor<Cuda, 2> {
         let x = self.matrix(x);
         let y = self.empty_matrix(x.rows, x.width, x.dtype);
-        self.drop_values(x.block(), mask, y.block(), false);
+        self.drop_values(x.block, mask, y.block, false);
         tensor(y.tensor)
     }
 

@@ -53,15 +53,14 @@ impl Device {
         activation: Activation,
         group: &Routed<'_>,
     ) -> Option<MatrixView> {
-        let adapters = self.input_adapters(gate.block(), group)?;
+        let adapters = self.input_adapters(gate.block, group)?;
         let pieces = group.route.gated_pass.filter(|_| up.begins_on_vectors())?;
         let room = group.route.room();
         let y = self.empty_with_room([gate.rows, gate.width], room, gate.dtype);
         let kernel = kernel(LowRankPass::gated(pieces), activation, pieces);
         let mut of_adapters = AdaptersArgument::new(&[AdapterArgument::of_input(&adapters, kernel.pass)]);
-        for tokens in rounds(kernel.pass, &gate.block()) {
-            let [gate, up, y] =
-                [gate.block(), up.block(), y.block()].map(|block| block.rows(tokens.start, tokens.len()));
+        for tokens in rounds(kernel.pass, &gate.block) {
+            let [gate, up, y] = [gate.block, up.block, y.block].map(|block| block.rows(tokens.start, tokens.len()));
             let sums = self.sums(&kernel, &mut of_adapters, kernel.pass.chunks(gate.width), gate.rows);
             let arguments = arguments! { y: rows(&y), y_stride: long(y.stride) };
             let arguments = arguments! {
@@ -107,7 +106,7 @@ impl Device {
     ) -> GatedFactors {
         let GatedAdapters { pieces, down, d_a, low, adapters } = found;
         let kernel = kernel(LowRankPass::gated_backward(pieces), activation, pieces);
-        let (mut of_adapters, d_b) = self.output_adapters(&adapters, low.block(), kernel.pass);
+        let (mut of_adapters, d_b) = self.output_adapters(&adapters, low.block, kernel.pass);
         // The down adapter reads the same columns; its sums over tokens come after those of gate and up.
         of_adapters.push((AdapterArgument { first_column: operands.target.width as i32, ..down }, 0));
         let of_adapters = AdaptersArgument::new(&of_adapters);
@@ -115,7 +114,7 @@ impl Device {
             self.launch_gated_backward(&kernel, &operands, dy, of_adapters, tokens);
         }
         let both = operands.target;
-        let of_gate_up = PreparedFactors { dy: both.block(), d_b };
+        let of_gate_up = PreparedFactors { dy: both.block, d_b };
         GatedFactors { both, d_a, of_gate_up }
     }
 
@@ -129,7 +128,7 @@ impl Device {
     ) {
         let here = |block: DeviceBlock| block.rows(tokens.start, tokens.len());
         let [gate, up, d_gate, d_up] = operands.blocks.map(here);
-        let dy = here(dy.block());
+        let dy = here(dy.block);
         of_adapters.move_to(tokens.start);
         let sums = self.sums(kernel, &mut of_adapters, kernel.pass.chunks(gate.width), gate.rows);
         let arguments = arguments! { dgate: rows(&d_gate), dup: rows(&d_up), d_stride: long(d_gate.stride) };
@@ -144,7 +143,7 @@ impl Device {
         // [width, rank] at its strides; the scratch memory has room for the sums.
         unsafe { self.launch(launch, &arguments) };
         let of_gate_up = of_adapters.first(2);
-        let d_low = here(operands.target.block().columns_after(of_gate_up.ranks()));
+        let d_low = here(operands.target.block.columns_after(of_gate_up.ranks()));
         self.add_over_columns(kernel, d_low, &of_gate_up, &sums);
         self.add_over_tokens(kernel, gate.dtype, &of_adapters, &sums, tokens.start > 0);
     }

@@ -54,15 +54,15 @@ impl Device {
         let mut plus = residual;
         if group.dropout.is_some() {
             let rest = self.empty_matrix(x.rows, x.width, x.dtype);
-            self.subtract(x, self.adapter_input(x, group), rest.block());
-            self.bare_forward(rest.block(), group, false, residual, out);
+            self.subtract(x, self.adapter_input(x, group), rest.block);
+            self.bare_forward(rest.block, group, false, residual, out);
             plus = Some(out);
         }
         let biases = self.biases(group, x.dtype);
         for module in &group.modules {
             let part = |whole: DeviceBlock| whole.column_range(&module.columns);
             self.scale_columns(
-                part(unscaled.block()),
+                part(unscaled.block),
                 module.magnitude(),
                 biases.filter(|_| module.bias.is_some()).map(part),
                 plus.map(part),
@@ -76,11 +76,11 @@ impl Device {
     pub(crate) fn unscaled(&self, x: DeviceBlock, group: &Routed<'_>) -> MatrixView {
         let unscaled = self.empty_matrix(x.rows, group.out_features(), x.dtype);
         match &group.dropout {
-            None => self.bare_forward(x, group, true, None, unscaled.block()),
+            None => self.bare_forward(x, group, true, None, unscaled.block),
             Some(mask) => {
                 let dropped = self.empty_with_room([x.rows, x.width], group.route.room(), x.dtype);
-                self.drop_values(x, mask, dropped.block(), false);
-                self.bare_forward(dropped.block(), group, true, None, unscaled.block());
+                self.drop_values(x, mask, dropped.block, false);
+                self.bare_forward(dropped.block, group, true, None, unscaled.block);
             }
         }
         unscaled
@@ -109,21 +109,21 @@ impl Device {
         let room = group.route.room();
         let copied = |x: MatrixView| {
             let copy = self.empty_with_room([x.rows, x.width], room, x.dtype);
-            self.copy_rows(x.block(), copy.block());
+            self.copy_rows(x.block, copy.block);
             copy
         };
         let input = match (prologue, prologue_output) {
             (_, Some(output)) => copied(output),
             (Prologue::None { x }, None) => {
                 let x = copied(self.matrix(x.clone()));
-                return (self.unscaled(x.block(), group), None);
+                return (self.unscaled(x.block, group), None);
             }
             (Prologue::Norm { x, norm }, None) => self.rms_norm(&self.flat(x.clone()), norm, room),
             (Prologue::Gated { gate, up, activation }, None) => {
                 self.gated(&self.matrix(gate.clone()), &self.matrix(up.clone()), *activation, room)
             }
         };
-        (self.unscaled(input.block(), group), Some(input))
+        (self.unscaled(input.block, group), Some(input))
     }
 
     /// Computes the gradients of the unscaled outputs and of the magnitudes from that of a group's outputs.
@@ -133,10 +133,10 @@ impl Device {
             let part = |whole: DeviceBlock| whole.column_range(&module.columns);
             match module.magnitude() {
                 Some(magnitude) => {
-                    Some(self.scale_columns_backward(part(dy), part(unscaled), magnitude, part(scaled.block())))
+                    Some(self.scale_columns_backward(part(dy), part(unscaled), magnitude, part(scaled.block)))
                 }
                 None => {
-                    self.copy_rows(part(dy), part(scaled.block()));
+                    self.copy_rows(part(dy), part(scaled.block));
                     None
                 }
             }
@@ -236,20 +236,20 @@ impl Device {
         let squares = self.flat(row_squares.clone());
         let (rank, outputs) = (a.rows, b.rows);
         let rounded = if dtype == DType::F32 {
-            a.block()
+            a.block
         } else {
             let address = self.scratch.take(ScratchSlot::LoraA, a.count() * dtype.size());
             let rounded = DeviceBlock::dense(address, [rank, a.width], dtype);
-            self.cast(a.block(), rounded, 1.0);
+            self.cast(a.block, rounded, 1.0);
             rounded
         };
         let of_weight = self.empty_matrix(outputs, rank, DType::F32);
         let weight = self.base_weight(weight, dtype);
-        self.gemm(Gemm::forward("dora", weight.block, rounded), of_weight.block());
+        self.gemm(Gemm::forward("dora", weight.block, rounded), of_weight.block);
         let squares_of_a = self.empty_matrix(rank, rank, DType::F32);
-        self.gemm(Gemm::forward("dora", a.block(), a.block()), squares_of_a.block());
+        self.gemm(Gemm::forward("dora", a.block, a.block), squares_of_a.block);
         let of_pair = self.empty_matrix(outputs, rank, DType::F32);
-        self.gemm(Gemm::forward("dora", b.block(), squares_of_a.block()), of_pair.block());
+        self.gemm(Gemm::forward("dora", b.block, squares_of_a.block), of_pair.block);
         let norm = self.empty([outputs], DType::F32);
         let arguments = arguments! {
             norm: address(self.address(&norm)), squares: rows(&squares), t: rows(&of_weight), u: rows(&of_pair),

@@ -136,7 +136,7 @@ impl Device {
         let (address, is_held) = self.scratch.holding(slot, count * dtype.size(), contents);
         let mut to = address;
         for (matrix, factor) in matrices.into_iter().filter(|_| !is_held) {
-            self.cast(matrix.block(), DeviceBlock::dense(to, [matrix.rows, matrix.width], dtype), factor as f32);
+            self.cast(matrix.block, DeviceBlock::dense(to, [matrix.rows, matrix.width], dtype), factor as f32);
             to += (matrix.count() * dtype.size()) as u64;
         }
         address
@@ -239,7 +239,7 @@ impl Device {
                 (Gemm { alpha, ..Gemm::token_sum("lora gradient", left, right) }, sum)
             };
             let sums: Vec<_> = operands.into_iter().map(of).collect();
-            let blocks: Vec<_> = sums.iter().map(|(gemm, sum)| (*gemm, sum.block())).collect();
+            let blocks: Vec<_> = sums.iter().map(|(gemm, sum)| (*gemm, sum.block)).collect();
             self.expert_sums(&blocks, experts);
             sums.into_iter().map(|(_, sum)| tensor(sum.tensor))
         };
@@ -253,7 +253,7 @@ impl Device {
     /// Computes `d_lowᵀ x`, f32.
     pub(crate) fn sum_over_tokens(&self, d_low: DeviceBlock, x: DeviceBlock) -> MatrixView {
         let sum = self.empty_matrix(d_low.width, x.width, DType::F32);
-        self.gemm(Gemm::token_sum("lora gradient", d_low, x), sum.block());
+        self.gemm(Gemm::token_sum("lora gradient", d_low, x), sum.block);
         sum
     }
 
@@ -261,7 +261,7 @@ impl Device {
     fn b_gradient(&self, place: &AdapterSlot, dy: DeviceBlock, low: DeviceBlock) -> MatrixView {
         let d_b = self.empty_matrix(place.columns[1], place.ranks[1], DType::F32);
         let sum = Gemm::token_sum("lora gradient", place.columns_of(dy), place.ranks_of(low));
-        self.gemm(Gemm { alpha: place.scale, ..sum }, d_b.block());
+        self.gemm(Gemm { alpha: place.scale, ..sum }, d_b.block);
         d_b
     }
 
@@ -269,7 +269,7 @@ impl Device {
     pub(crate) fn saved_low_rank(&self, low: DeviceBlock, is_alone: bool) -> Primitive {
         if is_alone {
             let copy = self.empty_matrix(low.rows, low.width, low.dtype);
-            self.copy_rows(low, copy.block());
+            self.copy_rows(low, copy.block);
             return copy.tensor;
         }
         let mut saved = self.saved_low_rank.borrow_mut();

@@ -143,7 +143,7 @@ impl Device {
     pub(super) fn dequantize(&self, weight: &QuantizedWeight<Cuda>) -> MatrixView {
         let [rows, inputs] = weight.shape;
         let out = self.empty_matrix(rows, inputs, DType::F32);
-        self.write_out(&Weight::Quantized(weight.clone()), out.block(), &Around::default());
+        self.write_out(&Weight::Quantized(weight.clone()), out.block, &Around::default());
         out
     }
 }

@@ -55,7 +55,7 @@ pub(crate) struct ReadyWeight {
 
 impl From<MatrixView> for ReadyWeight {
     fn from(matrix: MatrixView) -> Self {
-        Self { block: matrix.block(), _owner: Some(matrix) }
+        Self { block: matrix.block, _owner: Some(matrix) }
     }
 }
 
@@ -145,7 +145,7 @@ impl Device {
             (WeightRoute::Stored, [Module { weight: Weight::Dense(values), .. }]) => {
                 let values = self.matrix(values.clone());
                 let stack = Stack { count, stride: out_features * values.stride };
-                let whole = values.block().rows(0, out_features);
+                let whole = values.block.rows(0, out_features);
                 return Some(GroupWeight { whole, out_features, in_features, stack, _owner: Some(values) });
             }
             _ => return None,
@@ -270,8 +270,8 @@ impl Device {
                     self.cast(values, to, 1.0);
                 } else {
                     let converted = self.empty_matrix(count, columns.len(), dtype);
-                    self.cast(values, converted.block(), 1.0);
-                    self.copy_rows(converted.block(), to);
+                    self.cast(values, converted.block, 1.0);
+                    self.copy_rows(converted.block, to);
                 }
             }
         }
@@ -288,7 +288,7 @@ impl Device {
         let (address, is_held) = self.scratch.holding(slot, values.count() * dtype.size(), contents);
         let block = DeviceBlock::dense(address, [values.rows, values.width], dtype);
         if !is_held {
-            self.cast(values.block(), block, 1.0);
+            self.cast(values.block, block, 1.0);
         }
         block.into()
     }

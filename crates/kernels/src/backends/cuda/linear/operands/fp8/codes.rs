@@ -95,7 +95,7 @@ impl Fp8Scales {
         let buffer = by_weights
             .entry(sources)
             .or_insert_with(|| check("allocating scales", DeviceBuffer::new(&self.context, rows * 4)));
-        (buffer.pointer::<u8>().address(), is_known)
+        (buffer.address(), is_known)
     }
 
     /// Drops all scales, before memory is released and after a failure, which may have happened before they were computed.

@@ -50,7 +50,7 @@ pub fn block_scales(scales_n: Tensor<Cuda, 1>, width: usize) -> Vec<u8> {
         let scales = device.matrix(scales_n.reshape([1, rows]));
         let address = device.blocks_of(ScratchSlot::Fp8RowBlocks, scales.address, [rows, width]);
         let out = device.empty_matrix(1, bytes / 4, DType::F32);
-        device.copy_rows(DeviceBlock::dense(address, [1, bytes / 4], DType::F32), out.block());
+        device.copy_rows(DeviceBlock::dense(address, [1, bytes / 4], DType::F32), out.block);
         tensor::<2>(out.tensor)
     });
     bytemuck::cast_slice(&blocks.into_data().to_vec::<f32>().expect("it was made in f32")).to_vec()
@@ -144,7 +144,7 @@ impl Device {
             return self.rms_norm(x, norm, 0);
         }
         let y = self.empty_matrix(x.rows, x.width, x.dtype);
-        let codes = self.room_for_codes(y.block(), layout);
+        let codes = self.room_for_codes(y.block, layout);
         let shape = one_row_each(x.rows, threads_for(x.width, 512));
         let launch = Source::NormFp8.launch(x.dtype, "rms_norm_codes", shape, 2 * x.bytes() + x.count());
         let arguments = arguments! {
@@ -169,14 +169,14 @@ impl Device {
             return self.gated(gate, up, activation, 0);
         }
         let y = self.empty_matrix(gate.rows, gate.width, gate.dtype);
-        let codes = self.room_for_codes(y.block(), layout);
+        let codes = self.room_for_codes(y.block, layout);
         let shape = one_row_each(gate.rows, threads(gate.width, 512));
         let bytes = 3 * gate.bytes() + gate.count();
         let launch = Source::GatedFp8(activation).launch(gate.dtype, "gated_codes", shape, bytes);
         let arguments = arguments! {
             out: value(&self.argument(&layout, &codes)), y: rows(&y), y_stride: long(y.stride),
         };
-        let arguments = arguments! { gate_and_up(arguments, [gate.block(), up.block()]) => f: int(gate.width) };
+        let arguments = arguments! { gate_and_up(arguments, [gate.block, up.block]) => f: int(gate.width) };
         // SAFETY: y, gate and up have the strides given and are [rows, width] of this dtype; there is room for the codes of all rows.
         unsafe { self.launch(launch, &arguments) };
         self.prepare_rows(&y, layout, codes);
@@ -195,10 +195,10 @@ impl Device {
     ) -> MatrixView {
         let operands = self.gated_operands(gate, up, dy);
         let [gate, up, d_gate, d_up] = operands.blocks;
-        if gate.width > WIDEST_GATED || ![gate, up, d_gate, d_up, dy.block()].iter().all(DeviceBlock::is_in_vectors) {
+        if gate.width > WIDEST_GATED || ![gate, up, d_gate, d_up, dy.block].iter().all(DeviceBlock::is_in_vectors) {
             return self.gated_backward_of(operands, activation, dy, recompute);
         }
-        let codes = self.room_for_codes(operands.target.block(), layout);
+        let codes = self.room_for_codes(operands.target.block, layout);
         let shape = one_row_each(gate.rows, threads(gate.width, 512));
         let bytes = (6 + usize::from(recompute)) * gate.bytes();
         let name = layout.kernel(["gated_backward_codes", "gated_backward_expert_codes"]);
@@ -222,7 +222,7 @@ impl Device {
 
     fn prepare_rows(&self, x: &MatrixView, layout: RowLayout, codes: Codes) {
         let owner = self.owner(&x.tensor);
-        self.prepared_rows.replace(owner.map(|owner| PreparedRows { owner, x: x.block(), layout, codes }));
+        self.prepared_rows.replace(owner.map(|owner| PreparedRows { owner, x: x.block, layout, codes }));
     }
 
     /// Runs a GEMM of codes into `d`: `gemm` names the blocks of the codes `a` and `b`. The kernel of experts reads an f32 per row in any case.

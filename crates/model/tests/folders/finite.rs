@@ -4,22 +4,20 @@
 
 use std::fmt::Debug;
 use std::fs::{copy, create_dir_all, read, read_dir, write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use firebrick_arch::folder::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, TOKENIZER_FILE, WEIGHTS_FILE};
 use firebrick_arch::{CONFIG_FILE, is_other_part};
 use firebrick_model::peft::read_adapter;
-use firebrick_model::{Companions, GgufEnds, HfFolder, Merge, ModelError, merge_adapter, write_gguf};
+use firebrick_model::{GgufEnds, HfFolder, Merge, ModelError, merge_adapter, write_gguf};
 use firebrick_precision::FloatType;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::tempdir;
 
+use crate::{fixture, plain_merge, stored, write_stored};
+
 /// Scales of activations, which no GEMM reads here. The other parts of vision checkpoints are copied as they are.
 const NOT_READ: [&str; 2] = ["input_scale", "activation_scale"];
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
-}
 
 /// Copies the files of `from` that exist.
 fn copied(from: &Path, to: &Path, files: &[&str]) {
@@ -61,7 +59,7 @@ fn step() -> usize {
 /// Reads every fixture that has this file, as it is and damaged in each way, which has to be refused. Returns how often it was.
 fn refusals(file: &str, read_folder: impl Fn(&Path) -> Result<(), ModelError>) -> usize {
     let mut count = 0;
-    let folders = read_dir(fixtures()).unwrap().map(|entry| entry.unwrap().path());
+    let folders = read_dir(fixture("")).unwrap().map(|entry| entry.unwrap().path());
     for fixture in folders.filter(|folder| folder.join(file).is_file()) {
         let temp = tempdir().unwrap();
         copied(&fixture, temp.path(), &[file, ADAPTER_CONFIG_FILE]);
@@ -96,18 +94,13 @@ fn values_that_are_not_finite_are_refused() {
 
 /// Writes an adapter of tiny-llama whose B is this large everywhere; A stays as it is.
 fn adapter_of_size(to: &Path, size: f32) {
-    let fixture = fixtures().join("tiny-llama-lora");
-    copied(&fixture, to, &[ADAPTER_CONFIG_FILE]);
-    let file = read(fixture.join(ADAPTER_WEIGHTS_FILE)).unwrap();
-    let mut changed = file.clone();
-    for (name, view) in SafeTensors::deserialize(&file).unwrap().tensors() {
-        if name.contains("lora_B") {
-            let start = view.data().as_ptr() as usize - file.as_ptr() as usize;
-            let values = size.to_le_bytes().repeat(view.data().len() / 4);
-            changed[start..][..values.len()].copy_from_slice(&values);
-        }
+    let from = fixture("tiny-llama-lora");
+    copied(&from, to, &[ADAPTER_CONFIG_FILE]);
+    let mut tensors = stored(&from.join(ADAPTER_WEIGHTS_FILE));
+    for (_, tensor) in tensors.iter_mut().filter(|(name, _)| name.contains("lora_B")) {
+        tensor.bytes = size.to_le_bytes().repeat(tensor.bytes.len() / 4);
     }
-    write(to.join(ADAPTER_WEIGHTS_FILE), changed).unwrap();
+    write_stored(&to.join(ADAPTER_WEIGHTS_FILE), &tensors);
 }
 
 /// Checks that something is there if its values fit the format, and that it was refused otherwise.
@@ -121,7 +114,7 @@ fn values_too_large_for_the_format_are_never_written() {
     let temp = tempdir().unwrap();
     let (adapter, model) = (temp.path().join("adapter"), temp.path().join("model"));
     let files = [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, "tokenizer_config.json"];
-    copied(&fixtures().join("tiny-llama"), &model, &files);
+    copied(&fixture("tiny-llama"), &model, &files);
     for (size, dtype, fits) in [
         (1e5, FloatType::F16, false),
         (1e5, FloatType::Bf16, true),
@@ -131,15 +124,7 @@ fn values_too_large_for_the_format_are_never_written() {
     ] {
         adapter_of_size(&adapter, size);
         let to = temp.path().join(format!("{size:e}-{}", dtype.name()));
-        let merge = Merge {
-            model: &model,
-            adapter: &adapter,
-            requantized: None,
-            dtype: Some(dtype),
-            bnb_4bit: None,
-            mxfp4: false,
-            companions: Companions { from: model.clone(), ..Companions::default() },
-        };
+        let merge = Merge { dtype: Some(dtype), ..plain_merge(&model, &adapter) };
         assert_written(&merge_adapter(&merge, &to), &to, fits);
     }
     // Scales of blocks are halves, at most 65504 times the largest code, and so are minima (q5_1).

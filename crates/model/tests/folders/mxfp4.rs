@@ -3,18 +3,20 @@
 //! transformers wrote the base, PEFT the adapters.
 
 use std::collections::BTreeMap;
-use std::fs::{copy, create_dir_all, read, read_to_string};
+use std::fs::{copy, create_dir_all, read_to_string};
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::CONFIG_FILE;
 use firebrick_arch::folder::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, WEIGHTS_FILE};
-use firebrick_model::checkpoint::{TensorInfo, write_safetensors};
+use firebrick_model::checkpoint::TensorBytes;
 use firebrick_model::peft::read_adapter;
-use firebrick_model::{Companions, HfFolder, Merge, MergeReport, ModelConfig, ModelError, merge_adapter};
+use firebrick_model::{HfFolder, Merge, MergeReport, ModelConfig, ModelError, merge_adapter};
 use firebrick_precision::{FloatType, QuantFormat};
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 use serde_json::{Value, from_str};
 use tempfile::{TempDir, tempdir};
+
+use crate::{fixture, plain_merge, stored, write_stored};
 
 /// A gpt-oss with experts in MXFP4, as published.
 const BASE: &str = "quant-mxfp4-gpt-oss";
@@ -32,10 +34,6 @@ const CHANGED: [&str; 8] = [
     "model.layers.1.self_attn.v_proj.weight",
 ];
 
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
-}
-
 fn merged(
     model: &Path,
     adapter: &Path,
@@ -43,23 +41,15 @@ fn merged(
     mxfp4: bool,
     to: &Path,
 ) -> Result<MergeReport, ModelError> {
-    let companions = Companions { from: model.to_owned(), ..Companions::default() };
-    merge_adapter(&Merge { model, adapter, requantized: None, dtype, bnb_4bit: None, mxfp4, companions }, to)
-}
-
-/// Format, shape and bytes of the tensors of a file.
-fn stored(folder: &Path) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
-    let bytes = read(folder.join(WEIGHTS_FILE)).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors().into_iter();
-    tensors.map(|(name, view)| (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))).collect()
+    merge_adapter(&Merge { dtype, mxfp4, ..plain_merge(model, adapter) }, to)
 }
 
 /// Returns the names of the tensors whose bytes differ; names, formats and shapes have to be equal.
 fn changed(folder: &Path) -> Vec<String> {
-    let (ours, base) = (stored(folder), stored(&fixture(BASE)));
+    let [ours, base] = [folder, &fixture(BASE)].map(|folder| stored(&folder.join(WEIGHTS_FILE)));
     assert!(ours.keys().eq(base.keys()), "{:?}", ours.keys());
-    for (name, (dtype, shape, _)) in &ours {
-        assert_eq!((dtype, shape), (&base[name].0, &base[name].1), "{name}");
+    for (name, TensorBytes { dtype, shape, .. }) in &ours {
+        assert_eq!((dtype, shape), (&base[name].dtype, &base[name].shape), "{name}");
     }
     ours.into_iter().filter(|(name, tensor)| *tensor != base[name]).map(|(name, _)| name).collect()
 }
@@ -134,18 +124,14 @@ fn scaled(factor: f32) -> TempDir {
     let (temp, from) = (tempdir().unwrap(), fixture(OF_EXPERTS));
     create_dir_all(temp.path()).unwrap();
     copy(from.join(ADAPTER_CONFIG_FILE), temp.path().join(ADAPTER_CONFIG_FILE)).unwrap();
-    let bytes = read(from.join(ADAPTER_WEIGHTS_FILE)).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let infos = tensors.tensors().into_iter().map(|(name, view)| {
-        assert_eq!(view.dtype(), Dtype::F32, "{name}");
-        (name, TensorInfo { dtype: Dtype::F32, shape: view.shape().to_vec() })
-    });
-    let bytes_of = |name: &str| {
-        let by = if name.contains("experts") && name.contains("lora_B") { factor } else { 1.0 };
-        let values = tensors.tensor(name).unwrap().data().as_chunks().0.iter();
-        Ok(values.flat_map(|value| (f32::from_le_bytes(*value) * by).to_le_bytes()).collect())
-    };
-    write_safetensors(&temp.path().join(ADAPTER_WEIGHTS_FILE), &infos.collect(), &BTreeMap::new(), bytes_of).unwrap();
+    let mut tensors = stored(&from.join(ADAPTER_WEIGHTS_FILE));
+    for (name, tensor) in tensors.iter_mut().filter(|(name, _)| name.contains("experts") && name.contains("lora_B")) {
+        assert_eq!(tensor.dtype, Dtype::F32, "{name}");
+        for value in tensor.bytes.as_chunks_mut().0 {
+            *value = (f32::from_le_bytes(*value) * factor).to_le_bytes();
+        }
+    }
+    write_stored(&temp.path().join(ADAPTER_WEIGHTS_FILE), &tensors);
     read_adapter(temp.path()).unwrap();
     temp
 }

@@ -2,45 +2,29 @@
 //!
 //! transformers and PEFT wrote the fixtures.
 
-use std::collections::BTreeMap;
 use std::fs::{copy, create_dir_all, read, read_to_string, write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use firebrick_arch::folder::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, PREPROCESSOR_FILES, WEIGHTS_FILE};
 use firebrick_arch::{CONFIG_FILE, TextLayout, is_other_part, name_in_adapter, text_name, text_name_in_adapter};
-use firebrick_model::checkpoint::{TensorBytes, TensorInfo, write_safetensors};
 use firebrick_model::peft::read_adapter;
-use firebrick_model::{Bnb4bit, Companions, HfFolder, Merge, ModelConfig, merge_adapter};
-use safetensors::SafeTensors;
+use firebrick_model::{Bnb4bit, HfFolder, Merge, ModelConfig, merge_adapter};
 use serde_json::{Value, from_str, json};
 use tempfile::tempdir;
 
-const LAYOUTS: [(&str, TextLayout); 4] = [
+use crate::{fixture, plain_merge, stored, write_stored};
+
+const LAYOUTS: [(&str, TextLayout); 6] = [
     ("tiny-gemma3-vl", TextLayout::LanguageModelFirst),
     ("tiny-mistral3", TextLayout::LanguageModelFirst),
     ("tiny-qwen2-5-vl", TextLayout::Alone),
     ("tiny-qwen3-vl", TextLayout::ModelFirst),
+    ("tiny-gemma4-vl", TextLayout::ModelFirst),
+    ("tiny-gemma4-unified-vl", TextLayout::ModelFirst),
 ];
 const PROJECTIONS: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
-}
-
-/// Reads every tensor of a file as it is stored.
-fn stored(path: &Path) -> BTreeMap<String, TensorBytes> {
-    let bytes = read(path).unwrap();
-    let tensor = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
-        (name, TensorBytes { dtype: view.dtype(), shape: view.shape().to_vec(), bytes: view.data().to_vec() })
-    };
-    SafeTensors::deserialize(&bytes).unwrap().tensors().into_iter().map(tensor).collect()
-}
-
-fn write_stored(path: &Path, tensors: &BTreeMap<String, TensorBytes>) {
-    let info = |tensor: &TensorBytes| TensorInfo { dtype: tensor.dtype, shape: tensor.shape.clone() };
-    let infos = tensors.iter().map(|(name, tensor)| (name.clone(), info(tensor))).collect();
-    write_safetensors(path, &infos, &BTreeMap::new(), |name| Ok(tensors[name].bytes.clone())).unwrap();
-}
+/// Modules that have an adapter besides them.
+const PER_LAYER: [&str; 2] = ["per_layer_input_gate", "per_layer_projection"];
 
 fn json_of(path: &Path) -> Value {
     from_str(&read_to_string(path).unwrap()).unwrap()
@@ -48,9 +32,9 @@ fn json_of(path: &Path) -> Value {
 
 /// Merges an adapter into a model, which may be written in 4 bits.
 fn merge(model: &Path, adapter: &Path, to: &Path, bnb_4bit: Option<Bnb4bit>) {
-    let companions = Companions { from: model.to_owned(), ..Companions::default() };
-    let merge = Merge { model, adapter, requantized: None, dtype: None, bnb_4bit, mxfp4: false, companions };
-    assert_eq!(merge_adapter(&merge, to).unwrap().modules, 14);
+    let merge = Merge { bnb_4bit, ..plain_merge(model, adapter) };
+    let matrices = stored(&adapter.join(ADAPTER_WEIGHTS_FILE)).len();
+    assert_eq!(2 * merge_adapter(&merge, to).unwrap().modules, matrices);
 }
 
 /// Writes the text model of a fixture alone.
@@ -114,7 +98,8 @@ fn a_merge_keeps_names_tower_and_preprocessors() {
         let [before, after] = [&base, &merged].map(|dir| stored(&dir.join(WEIGHTS_FILE)));
         assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>(), "{name}");
         for (tensor, value) in &after {
-            let changed = PROJECTIONS.iter().any(|end| tensor.ends_with(&format!("{end}.weight")));
+            let mut adapted = PROJECTIONS.iter().chain(&PER_LAYER);
+            let changed = adapted.any(|end| tensor.ends_with(&format!(".{end}.weight")));
             assert_eq!(*value == before[tensor], !changed || is_other_part(tensor), "{name}, {tensor}");
         }
         assert_eq!(read(merged.join(CONFIG_FILE)).unwrap(), read(base.join(CONFIG_FILE)).unwrap());
