@@ -2,8 +2,8 @@
 //!
 //! Not supported: priorities, and callbacks on the host.
 
-use cudarc::driver::result;
-use cudarc::driver::sys::{CUevent, CUevent_flags, CUevent_wait_flags, CUstream};
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUevent_wait_flags, CUresult, CUstream};
 
 use crate::context::Context;
 use crate::error::CudaError;
@@ -103,6 +103,18 @@ impl Event {
         // SAFETY: the handle is alive as long as `self`.
         let done = unsafe { result::event::synchronize(self.handle) };
         self.context.driver().checked("cuEventSynchronize", done)
+    }
+
+    /// Returns whether the marked work is done; an event that was never recorded is.
+    ///
+    /// # Errors
+    /// Errors of the driver, also those of earlier work.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        // SAFETY: the handle is alive as long as `self`.
+        match unsafe { result::event::query(self.handle) } {
+            Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            done => self.context.driver().checked("cuEventQuery", done).map(|()| true),
+        }
     }
 
     /// Returns the milliseconds of device time from `start` to this event, to about half a microsecond. Both events

@@ -224,7 +224,8 @@ impl HostCopies {
     pub(crate) fn keep_until(&self, buffer: Lent, done: Event) {
         let mut uploading = self.uploading.borrow_mut();
         uploading.push_back((buffer, done));
-        while uploading.len() > MAX_UPLOADS {
+        let is_done = |event: &Event| check("asking for an upload", event.is_done());
+        while uploading.len() > MAX_UPLOADS || uploading.front().is_some_and(|(_, done)| is_done(done)) {
             if let Some((buffer, done)) = uploading.pop_front() {
                 check("waiting for an upload", done.synchronize());
                 drop(buffer);
