@@ -300,10 +300,10 @@ fn resumed_run_sees_the_date_of_its_start() {
     let today = state["date"].as_i64().unwrap();
     let rows = |date| {
         let prepared = prepare(config.clone(), date, 1, &PlanRequest::default(), Need::Weights, None).unwrap();
-        Value::from(format!("rows {:016x}", prepared.train.fingerprint()))
+        format!("rows {:016x}", prepared.train.fingerprint())
     };
     let yesterday = today - 86_400;
-    assert_eq!(state["identity"]["data"], rows(today));
+    assert!(state["identity"]["data"].as_str().unwrap().starts_with(&rows(today)));
     assert_ne!(rows(today), rows(yesterday), "the template writes the date");
     assert_eq!(rows(yesterday), rows(yesterday - yesterday.rem_euclid(86_400)), "only the day matters");
 
@@ -316,7 +316,7 @@ fn resumed_run_sees_the_date_of_its_start() {
     save(&state);
     let message = refusal(config.clone(), NEWEST);
     assert!(message.contains("was made with data"), "rows of another day than the run's: {message}");
-    state["identity"]["data"] = rows(yesterday);
+    state["identity"]["data"] = rows(yesterday).into();
     save(&state);
     assert_eq!(finish(config, NEWEST).steps, 2);
 }

@@ -177,7 +177,7 @@ mod tests {
     fn colors_surround_the_loss_tokens() {
         let text = inspection(&"x".repeat(9000)).text(Style::Colors);
         assert!(
-            text.contains("\u{1b}[2mxxx") && text.contains("x…\u{1b}[0m") && text.contains("1 more documents"),
+            text.contains("\u{1b}[2mxxx") && text.contains("x…\u{1b}[0m") && text.contains("1 more document\n"),
             "{text}"
         );
         let text = inspection("q").text(Style::Colors);

@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(by_size.each_ref().map(|steps| steps.value), [200, 150, 100, 20]);
         let why = &by_size[0].reason;
         assert!(
-            why.starts_with("2 epochs of 100 rows, 1 rows per step") && why.contains("train.epochs is open"),
+            why.starts_with("2 epochs of 100 rows, 1 row per step") && why.contains("train.epochs is open"),
             "{why}"
         );
         assert_eq!((steps(&["train.epochs=1"]).value, steps(&["train.steps=7"]).value), (100, 7));

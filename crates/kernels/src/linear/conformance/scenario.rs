@@ -276,7 +276,13 @@ impl<B: Kernels> Scenario<B> {
     ) {
         let (d_outputs, expected_d_outputs) = self.d_outputs.iter().cloned().unzip();
         let (d_residual, expected_d_residual) = self.d_residual.clone().unzip();
-        let grads = B::project_backward(saved, self.group.0.clone(), d_outputs, d_residual);
+        let mut grads = B::project_backward(saved, self.group.0.clone(), d_outputs, d_residual);
+        for (module, found) in self.group.0.modules.iter().zip(&mut grads.modules) {
+            if let (WeightGradient::AddTo(sum), Some(weight)) = (&module.weight_gradient, found.weight.take()) {
+                check.same(&format!("project_backward ({name}): format of a sum"), weight.dtype() == sum.dtype());
+                found.weight = Some(weight.cast(DType::F32));
+            }
+        }
         let group = self.group.1.clone();
         let expected = linear::project_backward(expected_saved, group, expected_d_outputs, expected_d_residual);
         compare(check, &format!("project_backward ({name})"), grads, expected);
