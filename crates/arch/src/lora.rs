@@ -549,6 +549,7 @@ mod tests {
 
     use super::*;
     use crate::config::tests::tiny;
+    use crate::families::tests::read;
     use crate::module_names::tests::named;
 
     fn lora(target_modules: TargetModules) -> LoraConfig {
@@ -605,6 +606,31 @@ mod tests {
         assert_eq!(named(&["all-linear"]), TargetModules::AllLinear);
         assert_eq!(named(&names[..6]).resolve(&spec).unwrap(), named(&names[..6]));
         assert_eq!(spec.adapter_tensors(&lora(TargetModules::AllLinear)).unwrap().len(), 2 * 14);
+    }
+
+    #[test]
+    fn all_linear_takes_in_shared_experts_and_leaves_out_others_and_routers() {
+        let dense = ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
+        let shared = |name: &str| dense.map(|module| module.replace("mlp", name)).to_vec();
+        let gated = [shared("shared_expert"), vec!["mlp.shared_expert_gate".to_owned()]].concat();
+        let experts = json!({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]});
+        let glm = json!({"hidden_size": 16, "num_hidden_layers": 3, "n_routed_experts": 4, "num_experts_per_tok": 2});
+        for (model_type, changes, more, modules, of_routers) in [
+            ("qwen2_moe", experts.clone(), gated, 2 * 4 + 3 + 4, 4 * 8 + 8),
+            ("qwen3_moe", experts.clone(), Vec::new(), 2 * 4 + 3, 4 * 8),
+            ("glm4_moe", glm, shared("shared_experts"), 3 * 4 + 3 * 3, 2 * 4 * 16),
+        ] {
+            let spec = read(model_type, changes).spec;
+            let names = TargetModules::AllLinear.names(&spec);
+            assert_eq!((&names[4..7], &names[7..]), (&dense.map(str::to_owned)[..], &more[..]), "{model_type}");
+            for targets in [TargetModules::AllLinear, TargetModules::Named(names)] {
+                assert_eq!(spec.adapter_tensors(&lora(targets)).unwrap().len(), 2 * modules, "{model_type}");
+            }
+            assert_eq!(spec.parameters_of(Role::Router), of_routers, "{model_type}: never quantized");
+        }
+        let spec = read("qwen3_moe", experts).spec;
+        assert_eq!(spec.adapter_tensors(&lora(named(&["up_proj"]))).unwrap().len(), 2 * (1 + 4));
+        assert!(named(&["gate"]).resolve(&spec).is_err(), "PEFT adapts no router either");
     }
 
     fn settings(keys: serde_json::Value) -> LoraConfig {
