@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::error::ArchError;
 use crate::lora_init::LoraInit;
 use crate::module_names::{ByPattern, TargetModules, is_expert_parameter, path_ends_in};
-use crate::modules::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
+use crate::modules::{GroupKind, GroupSpec, PieceSpec};
 use crate::spec::{MlpSpec, ModelSpec};
 use crate::tensor_spec::{Role, TensorSpec};
 use crate::tensors::{EMBEDDING, Form, HEAD};
@@ -504,43 +504,32 @@ impl ModelSpec {
     }
 }
 
-/// Adds the pairs of a group's modules, and with DoRA their magnitudes.
+/// Adds the pairs of a group's modules, and with DoRA their magnitudes. On disk B of an experts' parameter is `[out, r * e]`, with the expert as the
+/// fastest axis of its columns.
 fn add_adapters(lora: &LoraConfig, layer: usize, group: &GroupSpec, form: Form, tensors: &mut Vec<TensorSpec>) {
+    let tensor = |name, shape, role| TensorSpec { name, shape, role, layer: Some(layer) };
+    let pair = |path: &str, a_rows: usize, b: [usize; 2]| {
+        let (a_name, b_name) = lora_tensor_names(path);
+        [tensor(a_name, vec![a_rows, group.in_features], Role::LoraA), tensor(b_name, b.to_vec(), Role::LoraB)]
+    };
     for module in group.modules.iter().filter(|module| lora.adapts(module.lora_path())) {
         let r = lora.rank_of(module.lora_path());
         if module.parameter.is_some() {
-            add_parameter_adapter(lora, layer, (group, module), form, tensors);
+            let all = r * group.matrices();
+            let (path, b) = match form {
+                Form::Stored => (lora.parameter_adapter(&module.path), [module.out_features(), all]),
+                Form::Stacked => (module.path.clone(), [module.rows(), r]),
+            };
+            tensors.extend(pair(&path, all, b));
             continue;
         }
         for PieceSpec { path, rows } in module.pieces_in(form) {
             let matrices = rows / (module.rows() / module.pieces.len());
-            let (a, b) = lora_tensor_names(&path);
-            let tensor = |name, shape, role| TensorSpec { name, shape, role, layer: Some(layer) };
-            tensors.push(tensor(a, vec![matrices * r, group.in_features], Role::LoraA));
-            tensors.push(tensor(b, vec![rows, r], Role::LoraB));
+            tensors.extend(pair(&path, matrices * r, [rows, r]));
             let magnitudes = || tensor(magnitude_tensor_name(&path), vec![rows], Role::LoraMagnitude);
             tensors.extend(lora.use_dora.then(magnitudes));
         }
     }
-}
-
-/// Adds the pair of an experts' parameter. On disk B is `[out, r * e]`, with the expert as the fastest axis of its columns.
-fn add_parameter_adapter(
-    lora: &LoraConfig,
-    layer: usize,
-    (group, module): (&GroupSpec, &ModuleSpec),
-    form: Form,
-    tensors: &mut Vec<TensorSpec>,
-) {
-    let (r, experts) = (lora.rank_of(&module.path), group.matrices());
-    let (path, b_shape) = match form {
-        Form::Stored => (lora.parameter_adapter(&module.path), vec![module.out_features(), r * experts]),
-        Form::Stacked => (module.path.clone(), vec![module.rows(), r]),
-    };
-    let (a, b) = lora_tensor_names(&path);
-    let tensor = |name, shape, role| TensorSpec { name, shape, role, layer: Some(layer) };
-    tensors.push(tensor(a, vec![experts * r, group.in_features], Role::LoraA));
-    tensors.push(tensor(b, b_shape, Role::LoraB));
 }
 
 #[cfg(test)]
