@@ -358,11 +358,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn text_that_is_no_json_is_refused() {
-        assert!(matches!(ModelConfig::parse("{", Path::new("c")), Err(ArchError::Json { .. })));
-    }
-
-    #[test]
     fn end_tokens_of_both_files_are_merged_in_order() {
         let dir = tempdir().unwrap();
         write(dir.path().join(CONFIG_FILE), tiny_json(&[("eos_token_id", json!(9))])).unwrap();
@@ -412,7 +407,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_folder_without_config_is_refused() {
+    fn a_folder_without_config_and_text_that_is_no_json_are_refused() {
+        assert!(matches!(parse("{"), Err(ArchError::Json { .. })));
         let error = ModelConfig::read(tempdir().unwrap().path()).unwrap_err();
         assert!(matches!(error, ArchError::NotThere { missing: CONFIG_FILE, .. }));
     }

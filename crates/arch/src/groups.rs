@@ -279,28 +279,4 @@ mod tests {
         assert_eq!(outputs(ExpertNames::GptOss.gate_up_order()), [0, 2, 4, 1, 3, 5]);
         assert_eq!(outputs(ExpertNames::Qwen.gate_up_order()), [0, 1, 2, 3, 4, 5]);
     }
-
-    #[test]
-    fn widths_follow_from_heads_and_the_intermediate_size() {
-        let groups = llama_3_1_8b().groups(0);
-        let [qkv, output, gate_up, down] = groups.as_slice() else { panic!("four groups") };
-        assert_eq!((qkv.in_features, &qkv.parts[..]), (4096, &[4096, 1024, 1024][..]));
-        assert_eq!((output.in_features, &output.parts[..]), (4096, &[4096][..]));
-        assert_eq!((gate_up.in_features, &gate_up.parts[..]), (4096, &[14_336, 14_336][..]));
-        assert_eq!((down.in_features, &down.parts[..]), (14_336, &[4096][..]));
-        assert_eq!(gate_up.out_features(), 2 * 14_336);
-        let kinds = [GroupKind::MixerInput, GroupKind::MixerOutput, GroupKind::GateUp, GroupKind::Down];
-        assert_eq!([qkv.kind, output.kind, gate_up.kind, down.kind], kinds);
-    }
-
-    #[test]
-    fn modules_are_the_seven_projections_of_each_layer_with_hugging_faces_paths() {
-        let spec = tiny(&[]).unwrap().spec;
-        let modules: Vec<_> = spec.modules().collect();
-        assert_eq!(modules.len(), 14);
-        let (first, in_features) = &modules[0];
-        assert_eq!((first.path.as_str(), first.name(), *in_features), ("model.layers.0.self_attn.q_proj", "q_proj", 8));
-        let (last, in_features) = &modules[13];
-        assert_eq!((last.weight_name().as_str(), *in_features), ("model.layers.1.mlp.down_proj.weight", 12));
-    }
 }

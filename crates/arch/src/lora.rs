@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::error::ArchError;
 use crate::lora_init::LoraInit;
 use crate::module_names::{ByPattern, TargetModules, is_expert_parameter, path_ends_in};
-use crate::modules::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
+use crate::modules::{GroupKind, GroupSpec, PieceSpec};
 use crate::spec::{MlpSpec, ModelSpec};
 use crate::tensor_spec::{Role, TensorSpec};
 use crate::tensors::{EMBEDDING, Form, HEAD};
@@ -504,43 +504,32 @@ impl ModelSpec {
     }
 }
 
-/// Adds the pairs of a group's modules, and with DoRA their magnitudes.
+/// Adds the pairs of a group's modules, and with DoRA their magnitudes. On disk B of an experts' parameter is `[out, r * e]`, with the expert as the
+/// fastest axis of its columns.
 fn add_adapters(lora: &LoraConfig, layer: usize, group: &GroupSpec, form: Form, tensors: &mut Vec<TensorSpec>) {
+    let tensor = |name, shape, role| TensorSpec { name, shape, role, layer: Some(layer) };
+    let pair = |path: &str, a_rows: usize, b: [usize; 2]| {
+        let (a_name, b_name) = lora_tensor_names(path);
+        [tensor(a_name, vec![a_rows, group.in_features], Role::LoraA), tensor(b_name, b.to_vec(), Role::LoraB)]
+    };
     for module in group.modules.iter().filter(|module| lora.adapts(module.lora_path())) {
         let r = lora.rank_of(module.lora_path());
         if module.parameter.is_some() {
-            add_parameter_adapter(lora, layer, (group, module), form, tensors);
+            let all = r * group.matrices();
+            let (path, b) = match form {
+                Form::Stored => (lora.parameter_adapter(&module.path), [module.out_features(), all]),
+                Form::Stacked => (module.path.clone(), [module.rows(), r]),
+            };
+            tensors.extend(pair(&path, all, b));
             continue;
         }
         for PieceSpec { path, rows } in module.pieces_in(form) {
             let matrices = rows / (module.rows() / module.pieces.len());
-            let (a, b) = lora_tensor_names(&path);
-            let tensor = |name, shape, role| TensorSpec { name, shape, role, layer: Some(layer) };
-            tensors.push(tensor(a, vec![matrices * r, group.in_features], Role::LoraA));
-            tensors.push(tensor(b, vec![rows, r], Role::LoraB));
+            tensors.extend(pair(&path, matrices * r, [rows, r]));
             let magnitudes = || tensor(magnitude_tensor_name(&path), vec![rows], Role::LoraMagnitude);
             tensors.extend(lora.use_dora.then(magnitudes));
         }
     }
-}
-
-/// Adds the pair of an experts' parameter. On disk B is `[out, r * e]`, with the expert as the fastest axis of its columns.
-fn add_parameter_adapter(
-    lora: &LoraConfig,
-    layer: usize,
-    (group, module): (&GroupSpec, &ModuleSpec),
-    form: Form,
-    tensors: &mut Vec<TensorSpec>,
-) {
-    let (r, experts) = (lora.rank_of(&module.path), group.matrices());
-    let (path, b_shape) = match form {
-        Form::Stored => (lora.parameter_adapter(&module.path), vec![module.out_features(), r * experts]),
-        Form::Stacked => (module.path.clone(), vec![module.rows(), r]),
-    };
-    let (a, b) = lora_tensor_names(&path);
-    let tensor = |name, shape, role| TensorSpec { name, shape, role, layer: Some(layer) };
-    tensors.push(tensor(a, vec![experts * r, group.in_features], Role::LoraA));
-    tensors.push(tensor(b, b_shape, Role::LoraB));
 }
 
 #[cfg(test)]
@@ -549,6 +538,7 @@ mod tests {
 
     use super::*;
     use crate::config::tests::tiny;
+    use crate::families::tests::read;
     use crate::module_names::tests::named;
 
     fn lora(target_modules: TargetModules) -> LoraConfig {
@@ -605,6 +595,31 @@ mod tests {
         assert_eq!(named(&["all-linear"]), TargetModules::AllLinear);
         assert_eq!(named(&names[..6]).resolve(&spec).unwrap(), named(&names[..6]));
         assert_eq!(spec.adapter_tensors(&lora(TargetModules::AllLinear)).unwrap().len(), 2 * 14);
+    }
+
+    #[test]
+    fn all_linear_takes_in_shared_experts_and_leaves_out_others_and_routers() {
+        let dense = ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
+        let shared = |name: &str| dense.map(|module| module.replace("mlp", name)).to_vec();
+        let gated = [shared("shared_expert"), vec!["mlp.shared_expert_gate".to_owned()]].concat();
+        let experts = json!({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]});
+        let glm = json!({"hidden_size": 16, "num_hidden_layers": 3, "n_routed_experts": 4, "num_experts_per_tok": 2});
+        for (model_type, changes, more, modules, of_routers) in [
+            ("qwen2_moe", experts.clone(), gated, 2 * 4 + 3 + 4, 4 * 8 + 8),
+            ("qwen3_moe", experts.clone(), Vec::new(), 2 * 4 + 3, 4 * 8),
+            ("glm4_moe", glm, shared("shared_experts"), 3 * 4 + 3 * 3, 2 * 4 * 16),
+        ] {
+            let spec = read(model_type, changes).spec;
+            let names = TargetModules::AllLinear.names(&spec);
+            assert_eq!((&names[4..7], &names[7..]), (&dense.map(str::to_owned)[..], &more[..]), "{model_type}");
+            for targets in [TargetModules::AllLinear, TargetModules::Named(names)] {
+                assert_eq!(spec.adapter_tensors(&lora(targets)).unwrap().len(), 2 * modules, "{model_type}");
+            }
+            assert_eq!(spec.parameters_of(Role::Router), of_routers, "{model_type}: never quantized");
+        }
+        let spec = read("qwen3_moe", experts).spec;
+        assert_eq!(spec.adapter_tensors(&lora(named(&["up_proj"]))).unwrap().len(), 2 * (1 + 4));
+        assert!(named(&["gate"]).resolve(&spec).is_err(), "PEFT adapts no router either");
     }
 
     fn settings(keys: serde_json::Value) -> LoraConfig {

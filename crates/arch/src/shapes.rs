@@ -27,14 +27,6 @@ pub fn qwen3_8b() -> ModelSpec {
     spec
 }
 
-/// Describes Mistral 7B, with its window of 4096 tokens: the config.json of <https://huggingface.co/mistralai/Mistral-7B-v0.1>.
-pub fn mistral_7b() -> ModelSpec {
-    let rope = Rope::new(10_000.0, RopeScaling::Default, 128);
-    let mut spec = spec([32_000, 4096, 14_336, 32, 32_768], false, rope, 1e-5);
-    spec.attentions_mut().for_each(|attention| attention.window = Some(4096));
-    spec
-}
-
 fn llama3_scaling(factor: f64) -> RopeScaling {
     RopeScaling::Llama3 { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 8192 }
 }
@@ -97,8 +89,5 @@ mod tests {
         assert_eq!(llama_3_2_1b(), llama(sizes, &[theta, llama3(32.0), tied, ("head_dim", json!(64))]));
         let more = [("rope_theta", json!(1_000_000)), ("rms_norm_eps", json!(1e-6)), ("head_dim", json!(128))];
         assert_eq!(qwen3_8b(), from_json("Qwen3ForCausalLM", "qwen3", [151_936, 4096, 12_288, 36, 40_960], &more));
-        let more = [("sliding_window", json!(4096))];
-        let sizes = [32_000, 4096, 14_336, 32, 32_768];
-        assert_eq!(mistral_7b(), from_json("MistralForCausalLM", "mistral", sizes, &more));
     }
 }

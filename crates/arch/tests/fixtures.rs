@@ -1,7 +1,7 @@
 //! The checkpoints in `tests/fixtures` against the specs that their config.json parses to: transformers and PEFT wrote the files, so
 //! names and shapes in the safetensors headers are the reference.
 //!
-//! Trade-off: tiny random models only; published parameter counts in `src/counts.rs` cover real sizes.
+//! Trade-off: tiny random models only; published parameter counts in `src/counts.rs` and `tests/published.rs` cover real sizes.
 
 mod reading;
 

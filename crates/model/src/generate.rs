@@ -264,15 +264,7 @@ impl<B: Kernels> Decoder<B> {
         let all: usize = prompts.iter().enumerate().map(own).sum();
         let count = all.min(pages(options.limits.tokens)).max(pages(longest));
         let caches = Caches::new(&self.config.spec, count, self.compute_dtype, &self.device);
-        let mut batch = Batch {
-            model: self,
-            options,
-            caches,
-            running: Vec::new(),
-            first_stream,
-            shared: None,
-            experts: Vec::new(),
-        };
+        let mut batch = Batch { first_stream, ..Batch::new(self, options, caches) };
         let mut waiting: VecDeque<(usize, &Vec<u32>)> = prompts.iter().enumerate().collect();
         B::unchanged(&self.device, || {
             loop {
@@ -319,15 +311,7 @@ impl<B: Kernels> Decoder<B> {
             sampler: options.sampler.clone().after(prompt),
         };
         let caches = std::mem::take(&mut conversation.caches);
-        let mut batch = Batch {
-            model: self,
-            options,
-            caches,
-            running: vec![running],
-            first_stream: None,
-            shared: None,
-            experts: Vec::new(),
-        };
+        let mut batch = Batch { running: vec![running], ..Batch::new(self, options, caches) };
         let mut written = Vec::new();
         let mut on_token = |_, Chosen { token, is_end, .. }: Chosen<'_>| {
             if is_end {
@@ -361,7 +345,11 @@ impl Started {
     const NONE: Self = Self { count: 0, are_whole: false };
 }
 
-impl<B: Kernels> Batch<'_, B> {
+impl<'a, B: Kernels> Batch<'a, B> {
+    fn new(model: &'a Decoder<B>, options: &'a GenerateOptions, caches: Caches<B>) -> Self {
+        Self { model, options, caches, running: Vec::new(), first_stream: None, shared: None, experts: Vec::new() }
+    }
+
     /// Starts as many of the waiting prompts as fit, in their order: either whole ones, or such as begin with pages that are read already.
     fn admit(&mut self, waiting: &mut VecDeque<(usize, &Vec<u32>)>) -> Started {
         let mut started = Started::NONE;

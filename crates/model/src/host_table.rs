@@ -11,7 +11,7 @@ use firebrick_arch::PER_LAYER_EMBEDDING;
 use firebrick_precision::FloatType;
 
 use crate::checkpoint::read::convert::{convert, device_dtype};
-use crate::checkpoint::{Fetched, HfFolder, Shard, stored_as};
+use crate::checkpoint::{Fetched, Shard, stored_as};
 use crate::error::ModelError;
 
 /// Where rows come from.
@@ -32,16 +32,6 @@ pub(crate) struct HostTable {
     width: usize,
     /// The other rows.
     pub(crate) mean: Vec<f32>,
-}
-
-impl TableSource {
-    /// Takes the table of a folder.
-    ///
-    /// # Errors
-    /// A folder without one, or with a quantized one.
-    pub(crate) fn of(folder: &HfFolder) -> Result<Self, ModelError> {
-        folder.shard_of(PER_LAYER_EMBEDDING).map(Self::File)
-    }
 }
 
 impl HostTable {
@@ -139,7 +129,7 @@ mod tests {
     use tempfile::tempdir;
 
     use super::*;
-    use crate::checkpoint::{TensorF32, WEIGHTS_FILE, write_safetensors_f32};
+    use crate::checkpoint::{HfFolder, TensorF32, WEIGHTS_FILE, write_safetensors_f32};
 
     #[test]
     fn rows_are_those_of_the_file_and_added_ones_their_mean() {
@@ -148,7 +138,7 @@ mod tests {
         let table = TensorF32 { shape: vec![3, 4], values: values.clone() };
         let tensors = BTreeMap::from([(PER_LAYER_EMBEDDING.to_owned(), table)]);
         write_safetensors_f32(&temp.path().join(WEIGHTS_FILE), &tensors).unwrap();
-        let source = TableSource::of(&HfFolder::open(temp.path()).unwrap()).unwrap();
+        let source = TableSource::File(HfFolder::open(temp.path()).unwrap().shard_of(PER_LAYER_EMBEDDING).unwrap());
         let mut table = HostTable::new(source, 5, 4);
         let mut mean = RowMean::new(4);
         values.chunks(5).for_each(|piece| mean.add(piece.iter().copied()));

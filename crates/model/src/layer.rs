@@ -18,7 +18,7 @@ use crate::experts::router_loss::{RouterGradient, RouterSums};
 use crate::experts::{Experts, MlpNorms, SavedExperts};
 use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
 use crate::mixer::{Attend, Mixed, Mixer, Published, SavedMixer};
-use crate::norm::Norm;
+use crate::norm::{Norm, add_gradient, added_to, input};
 use crate::per_layer::{PerLayer, SavedPerLayer};
 use crate::shared_expert::SharedExpert;
 use crate::tile::{Passing, Tile, rows_of};
@@ -184,32 +184,6 @@ fn kept_of_inputs(runs_again: bool) -> Keep {
 /// Message for results that exist under [`Keep::Inputs`] and [`Keep::Everything`].
 const KEPT: &str = "a group keeps what its backward needs";
 
-/// Builds the input of a group, normalized if there is a norm.
-pub(crate) fn input<B: Kernels>(x: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Prologue<B> {
-    match norm {
-        Some(norm) => Prologue::Norm { x, norm: norm.operand() },
-        None => Prologue::None { x },
-    }
-}
-
-/// Builds the epilogue that adds a group's output, normalized if there is a norm, to the residual stream.
-pub(crate) fn added_to<B: Kernels>(residual: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Epilogue<B> {
-    match norm {
-        Some(norm) => Epilogue::NormResidual { norm: norm.operand(), residual },
-        None => Epilogue::Residual(residual),
-    }
-}
-
-pub(crate) fn add_gradient<B: Kernels>(
-    norm: Option<&Norm<B>>,
-    d_weight: Option<Tensor<B, 1>>,
-    sink: &mut dyn GradientSink<B>,
-) {
-    if let Some(norm) = norm {
-        norm.add_gradient(d_weight, sink);
-    }
-}
-
 impl<B: Kernels> Layer<B> {
     /// Computes the layer's output without saving anything for a backward.
     pub(crate) fn forward(
@@ -332,7 +306,12 @@ impl<B: Kernels> Layer<B> {
         sums: Option<&mut RouterSums<B>>,
     ) -> (Tensor<B, 2>, Option<SavedMlp<B>>) {
         match &self.mlp {
-            Mlp::Gated { gate_up, down } => self.forward_gated(gate_up, down, h_nd, keep, adapters),
+            Mlp::Gated { gate_up, down } => {
+                let (gated, gate_up) = self.forward_gate(gate_up, h_nd.clone(), keep, adapters);
+                let epilogue = added_to(h_nd, self.after_mlp.as_ref());
+                let (y_nd, down) = B::project(gated, &down.frozen(adapters), epilogue, keep);
+                (into_single(y_nd), gate_up.zip(down).map(|(gate_up, down)| SavedMlp::Gated { gate_up, down }))
+            }
             Mlp::Experts(experts) => {
                 let (y_nd, saved) = experts.forward(h_nd, self.experts_norms(), keep, adapters, sums);
                 (y_nd, saved.map(|saved| SavedMlp::Experts(Box::new(saved))))
@@ -405,20 +384,6 @@ impl<B: Kernels> Layer<B> {
         let (outputs, saved) = B::project(prologue, &gate_up.frozen(adapters), Epilogue::None, keep);
         let [gate, up] = into_parts(outputs);
         (Prologue::Gated { gate, up, activation: self.spec.mlp.activation() }, saved)
-    }
-
-    fn forward_gated(
-        &self,
-        gate_up: &LinearGroup<B>,
-        down: &LinearGroup<B>,
-        h_nd: Tensor<B, 2>,
-        keep: Keep,
-        adapters: AdapterPass,
-    ) -> (Tensor<B, 2>, Option<SavedMlp<B>>) {
-        let (gated, gate_up) = self.forward_gate(gate_up, h_nd.clone(), keep, adapters);
-        let epilogue = added_to(h_nd, self.after_mlp.as_ref());
-        let (y_nd, down) = B::project(gated, &down.frozen(adapters), epilogue, keep);
-        (into_single(y_nd), gate_up.zip(down).map(|(gate_up, down)| SavedMlp::Gated { gate_up, down }))
     }
 
     /// Computes the gradient of the sum after the mixer from that of the output; gradients of parameters go to the sink, and that of the layer's own input

@@ -18,7 +18,7 @@ use firebrick_kernels::{
 };
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::norm::Norm;
+use crate::norm::{Norm, add_gradient};
 
 /// A weight matrix and whether it trains.
 #[derive(Clone, Debug)]
@@ -407,9 +407,7 @@ pub(crate) fn mlp_backward<B: Kernels>(
     let groups = [(saved_gate_up, gate_up_group), (saved_down, down_group)];
     let gradients = B::mlp_backward(groups, dy, d_residual, |modules, output_norm| {
         down.add_gradients(modules, down_lent, sink);
-        if let Some(norm) = after_mlp {
-            norm.add_gradient(output_norm, sink);
-        }
+        add_gradient(after_mlp, output_norm, sink);
     });
     gate_up.take_gradients(gradients, lent, sink)
 }

@@ -17,7 +17,9 @@ use std::num::NonZero;
 use std::thread::available_parallelism;
 
 use burn_tensor::DType;
-use firebrick_arch::{EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, Role, TensorSpec, saved_tensor_name};
+use firebrick_arch::{
+    EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, PER_LAYER_EMBEDDING, Role, TensorSpec, saved_tensor_name,
+};
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels, Storage};
 use firebrick_precision::{FloatType, Format, QuantFormat};
 
@@ -146,7 +148,8 @@ impl<B: Kernels> Decoder<B> {
                 }
             };
             let (read, starts) = (&mut read, None);
-            let table = config.spec.per_layer_inputs.map(|_| TableSource::of(folder)).transpose()?;
+            let table = config.spec.per_layer_inputs.map(|_| folder.shard_of(PER_LAYER_EMBEDDING)).transpose()?;
+            let table = table.map(TableSource::File);
             let builder = Builder {
                 config,
                 options,

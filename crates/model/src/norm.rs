@@ -1,7 +1,7 @@
-//! An RMSNorm of a model: its weight, and whether it trains.
+//! An RMSNorm of a model: its weight, whether it trains, and what a group of linear modules does with it.
 
 use burn_tensor::Tensor;
-use firebrick_kernels::{GradientSink, Kernels, NormWeight, Parameter};
+use firebrick_kernels::{Epilogue, GradientSink, Kernels, NormWeight, Parameter, Prologue};
 
 /// An RMSNorm weight `[d]`.
 #[derive(Clone, Debug)]
@@ -49,5 +49,32 @@ impl<B: Kernels> Norm<B> {
         if let Some(d_weight) = d_weight {
             sink.add(&self.weight, d_weight);
         }
+    }
+}
+
+/// Builds the input of a group, normalized if there is a norm.
+pub(crate) fn input<B: Kernels>(x: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Prologue<B> {
+    match norm {
+        Some(norm) => Prologue::Norm { x, norm: norm.operand() },
+        None => Prologue::None { x },
+    }
+}
+
+/// Builds the epilogue that adds a group's output, normalized if there is a norm, to the residual stream.
+pub(crate) fn added_to<B: Kernels>(residual: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Epilogue<B> {
+    match norm {
+        Some(norm) => Epilogue::NormResidual { norm: norm.operand(), residual },
+        None => Epilogue::Residual(residual),
+    }
+}
+
+/// Does [`Norm::add_gradient`] if there is a norm.
+pub(crate) fn add_gradient<B: Kernels>(
+    norm: Option<&Norm<B>>,
+    d_weight: Option<Tensor<B, 1>>,
+    sink: &mut dyn GradientSink<B>,
+) {
+    if let Some(norm) = norm {
+        norm.add_gradient(d_weight, sink);
     }
 }

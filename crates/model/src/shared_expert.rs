@@ -10,7 +10,7 @@ use firebrick_kernels::linear::{into_parts, into_single};
 use firebrick_kernels::{Combined, Epilogue, GradientSink, Keep, Kernels, ProjectSaved, Prologue, Routing};
 
 use crate::linear::{AdapterPass, GroupBackward, LinearGroup, mlp_backward};
-use crate::norm::Norm;
+use crate::norm::{Norm, added_to};
 
 /// A shared expert.
 #[derive(Clone, Debug)]
@@ -65,10 +65,7 @@ impl<B: Kernels> SharedExpert<B> {
         let [gate, up] = into_parts(outputs);
         let gated = Prologue::Gated { gate, up, activation: self.activation };
         let Some(gate) = &self.gate else {
-            let epilogue = match &self.after {
-                Some(norm) => Epilogue::NormResidual { norm: norm.operand(), residual: h_nd },
-                None => Epilogue::Residual(h_nd),
-            };
+            let epilogue = added_to(h_nd, self.after.as_ref());
             let (y, down) = B::project(gated, &self.down.frozen(adapters), epilogue, keep);
             let saved = gate_up.zip(down).map(|(gate_up, down)| SavedShared { gate_up, down, gate: None });
             return (into_single(y), saved);

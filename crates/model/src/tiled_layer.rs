@@ -11,9 +11,10 @@ use std::ops::Range;
 use burn_tensor::Tensor;
 use firebrick_kernels::{Epilogue, GradientMap, GradientSink, Keep, Kernels, tile_rows};
 
-use crate::layer::{AfterMixer, Context, Layer, Mlp, MlpHalf, added_to, input};
+use crate::layer::{AfterMixer, Context, Layer, Mlp, MlpHalf};
 use crate::linear::AdapterPass;
 use crate::mixer::{Attend, Published};
+use crate::norm::{added_to, input};
 use crate::tile::{Passing, Tile, rows_of};
 
 impl<B: Kernels> Layer<B> {

@@ -82,8 +82,6 @@ mod tests {
 
     use crate::config::ModelConfig;
     use crate::families::tests::read;
-    use crate::lora::LoraConfig;
-    use crate::module_names::TargetModules;
     use crate::tensor_spec::Role;
 
     fn glm4_moe(key: &str, value: usize) -> ModelConfig {
@@ -104,19 +102,6 @@ mod tests {
         assert_eq!(correction.name, "model.layers.2.mlp.gate.e_score_correction_bias");
         assert_eq!((correction.role, correction.may_train()), (Role::RouterCorrection, false));
         assert_eq!(spec.parameters() - spec.trainable_parameters(), 4);
-    }
-
-    #[test]
-    fn all_linear_takes_in_shared_experts_and_no_router() {
-        let spec = glm4_moe("first_k_dense_replace", 1).spec;
-        let names = TargetModules::AllLinear.names(&spec);
-        let dense = ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
-        assert_eq!(names[4..7], dense);
-        assert_eq!(names[7..], dense.map(|name| name.replace("mlp", "shared_experts")));
-        for target_modules in [TargetModules::AllLinear, TargetModules::from_names(names)] {
-            let lora = LoraConfig { target_modules, ..LoraConfig::default() };
-            assert_eq!(spec.adapter_tensors(&lora).unwrap().len() / 2, 3 * 4 + 3 * 3);
-        }
     }
 
     #[test]

@@ -58,80 +58,59 @@ pub struct Family {
     read_spec: ReadSpec,
 }
 
-const fn family(architecture: &'static str, model_type: &'static str, read_spec: ReadSpec) -> Family {
-    Family { architecture, model_type, special_keys: &[], read_spec }
+const fn family(
+    architecture: &'static str,
+    model_type: &'static str,
+    special_keys: &'static [&'static str],
+    read_spec: ReadSpec,
+) -> Family {
+    Family { architecture, model_type, special_keys, read_spec }
 }
+
+/// The special keys of a family with experts.
+const EXPERTS: &[&str] = &["num_local_experts", "num_experts"];
+/// Those of a family that rotates a part of each head.
+const PARTIAL: &[&str] = &["partial_rotary_factor"];
+/// Those of a family with both.
+const PARTIAL_EXPERTS: &[&str] = &["partial_rotary_factor", "num_local_experts", "num_experts"];
+const GEMMA2: &[&str] = &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"];
+const GEMMA3: &[&str] = &["final_logit_softcapping", "query_pre_attn_scalar"];
+const GEMMA4: &[&str] = &["final_logit_softcapping", "use_bidirectional_attention", "num_experts"];
+const GEMMA4_UNIFIED: &[&str] = &["final_logit_softcapping", "use_bidirectional_attention"];
+const GLM4_MOE: &[&str] = &["partial_rotary_factor", "n_routed_experts", "num_local_experts"];
+const GRANITE: &[&str] = &["attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"];
 
 /// Every family.
 pub const FAMILIES: [Family; 29] = [
-    family("GemmaForCausalLM", "gemma", gemma::spec),
-    Family {
-        special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
-        ..family("Gemma2ForCausalLM", "gemma2", gemma2::spec)
-    },
-    Family {
-        special_keys: &["final_logit_softcapping", "query_pre_attn_scalar"],
-        ..family("Gemma3ForCausalLM", "gemma3_text", gemma3::spec)
-    },
-    Family {
-        special_keys: &["final_logit_softcapping", "use_bidirectional_attention", "num_experts"],
-        ..family("Gemma4ForCausalLM", "gemma4_text", gemma4::spec)
-    },
-    Family {
-        special_keys: &["final_logit_softcapping", "use_bidirectional_attention"],
-        ..family("Gemma4UnifiedForCausalLM", "gemma4_unified_text", gemma4::unified_spec)
-    },
-    Family { special_keys: &["partial_rotary_factor"], ..family("GlmForCausalLM", "glm", glm::spec) },
-    Family { special_keys: &["partial_rotary_factor"], ..family("Glm4ForCausalLM", "glm4", glm4::spec) },
-    Family {
-        special_keys: &["partial_rotary_factor", "n_routed_experts", "num_local_experts"],
-        ..family("Glm4MoeForCausalLM", "glm4_moe", glm4_moe::spec)
-    },
-    Family {
-        special_keys: &["num_local_experts", "num_experts"],
-        ..family("GptOssForCausalLM", "gpt_oss", gpt_oss::spec)
-    },
-    Family {
-        special_keys: &["attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"],
-        ..family("GraniteForCausalLM", "granite", granite::spec)
-    },
-    family("Lfm2ForCausalLM", "lfm2", lfm2::spec),
-    Family {
-        special_keys: &["num_local_experts", "num_experts"],
-        ..family("Lfm2MoeForCausalLM", "lfm2_moe", lfm2::moe_spec)
-    },
-    family("Lfm3ForCausalLM", "lfm3", lfm3::spec),
-    family("LlamaForCausalLM", "llama", llama::spec),
-    family("Ministral3ForCausalLM", "ministral3", ministral3::spec),
-    family("MistralForCausalLM", "mistral", mistral::spec),
-    Family {
-        special_keys: &["num_local_experts", "num_experts"],
-        ..family("MixtralForCausalLM", "mixtral", mixtral::spec)
-    },
-    family("Olmo2ForCausalLM", "olmo2", olmo2::spec),
-    family("Olmo3ForCausalLM", "olmo3", olmo3::spec),
-    family("OlmoHybridForCausalLM", "olmo_hybrid", olmo_hybrid::spec),
-    Family { special_keys: &["partial_rotary_factor"], ..family("Phi3ForCausalLM", "phi3", phi3::spec) },
-    family("Qwen2ForCausalLM", "qwen2", qwen2::spec),
-    Family {
-        special_keys: &["num_local_experts", "num_experts"],
-        ..family("Qwen2MoeForCausalLM", "qwen2_moe", qwen2_moe::spec)
-    },
-    family("Qwen3ForCausalLM", "qwen3", qwen3::spec),
-    Family {
-        special_keys: &["num_local_experts", "num_experts"],
-        ..family("Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe::spec)
-    },
-    Family { special_keys: &["partial_rotary_factor"], ..family("Qwen3_5ForCausalLM", "qwen3_5_text", qwen3_5::spec) },
-    Family {
-        special_keys: &["partial_rotary_factor", "num_local_experts", "num_experts"],
-        ..family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", qwen3_5::moe_spec)
-    },
-    Family {
-        special_keys: &["partial_rotary_factor", "num_local_experts", "num_experts"],
-        ..family("Qwen3NextForCausalLM", "qwen3_next", qwen3_5::next_spec)
-    },
-    family("SmolLM3ForCausalLM", "smollm3", smollm3::spec),
+    family("GemmaForCausalLM", "gemma", &[], gemma::spec),
+    family("Gemma2ForCausalLM", "gemma2", GEMMA2, gemma2::spec),
+    family("Gemma3ForCausalLM", "gemma3_text", GEMMA3, gemma3::spec),
+    family("Gemma4ForCausalLM", "gemma4_text", GEMMA4, gemma4::spec),
+    family("Gemma4UnifiedForCausalLM", "gemma4_unified_text", GEMMA4_UNIFIED, gemma4::unified_spec),
+    family("GlmForCausalLM", "glm", PARTIAL, glm::spec),
+    family("Glm4ForCausalLM", "glm4", PARTIAL, glm4::spec),
+    family("Glm4MoeForCausalLM", "glm4_moe", GLM4_MOE, glm4_moe::spec),
+    family("GptOssForCausalLM", "gpt_oss", EXPERTS, gpt_oss::spec),
+    family("GraniteForCausalLM", "granite", GRANITE, granite::spec),
+    family("Lfm2ForCausalLM", "lfm2", &[], lfm2::spec),
+    family("Lfm2MoeForCausalLM", "lfm2_moe", EXPERTS, lfm2::moe_spec),
+    family("Lfm3ForCausalLM", "lfm3", &[], lfm3::spec),
+    family("LlamaForCausalLM", "llama", &[], llama::spec),
+    family("Ministral3ForCausalLM", "ministral3", &[], ministral3::spec),
+    family("MistralForCausalLM", "mistral", &[], mistral::spec),
+    family("MixtralForCausalLM", "mixtral", EXPERTS, mixtral::spec),
+    family("Olmo2ForCausalLM", "olmo2", &[], olmo2::spec),
+    family("Olmo3ForCausalLM", "olmo3", &[], olmo3::spec),
+    family("OlmoHybridForCausalLM", "olmo_hybrid", &[], olmo_hybrid::spec),
+    family("Phi3ForCausalLM", "phi3", PARTIAL, phi3::spec),
+    family("Qwen2ForCausalLM", "qwen2", &[], qwen2::spec),
+    family("Qwen2MoeForCausalLM", "qwen2_moe", EXPERTS, qwen2_moe::spec),
+    family("Qwen3ForCausalLM", "qwen3", &[], qwen3::spec),
+    family("Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, qwen3_moe::spec),
+    family("Qwen3_5ForCausalLM", "qwen3_5_text", PARTIAL, qwen3_5::spec),
+    family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", PARTIAL_EXPERTS, qwen3_5::moe_spec),
+    family("Qwen3NextForCausalLM", "qwen3_next", PARTIAL_EXPERTS, qwen3_5::next_spec),
+    family("SmolLM3ForCausalLM", "smollm3", &[], smollm3::spec),
 ];
 
 impl Family {

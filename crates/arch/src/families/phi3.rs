@@ -39,20 +39,3 @@ fn rope(json: &JsonObject, base: &Base<'_>) -> Result<Rope, ArchError> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use crate::families::tests::read;
-    use crate::module_names::TargetModules;
-
-    #[test]
-    fn lora_names_the_fused_modules() {
-        let spec = read("phi3", json!({})).spec;
-        let named = |name: &str| TargetModules::from_names(vec![name.to_owned()]).resolve(&spec);
-        named("qkv_proj").unwrap();
-        let message = named("q_proj").unwrap_err().to_string();
-        assert!(message.ends_with("qkv_proj, o_proj, gate_up_proj, down_proj"), "{message}");
-    }
-}

@@ -43,29 +43,3 @@ fn windows(json: &JsonObject, layers: usize) -> Result<Vec<Option<usize>>, ArchE
     };
     Ok(types.into_iter().map(|slides| window.filter(|_| slides)).collect())
 }
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use crate::families::tests::read;
-    use crate::lora::LoraConfig;
-    use crate::module_names::TargetModules;
-    use crate::tensor_spec::Role;
-
-    #[test]
-    fn all_linear_takes_in_the_shared_expert_and_its_gate() {
-        let spec = read("qwen2_moe", json!({"num_experts": 4, "mlp_only_layers": [0]})).spec;
-        let names = TargetModules::AllLinear.names(&spec);
-        let shared =
-            ["shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj", "mlp.shared_expert_gate"];
-        assert_eq!(names[7..], shared);
-        for target_modules in [TargetModules::AllLinear, TargetModules::from_names(names)] {
-            let lora = LoraConfig { target_modules, ..LoraConfig::default() };
-            assert_eq!(spec.adapter_tensors(&lora).unwrap().len() / 2, 2 * 4 + 3 + 4);
-        }
-        let gate =
-            spec.tensors().into_iter().find(|tensor| tensor.name.ends_with("shared_expert_gate.weight")).unwrap();
-        assert_eq!((gate.role, gate.shape), (Role::Router, vec![1, 8]), "never quantized");
-    }
-}

@@ -59,29 +59,3 @@ pub(super) fn mixture_layers(json: &JsonObject, layers: usize) -> Result<Vec<boo
     let dense = layer_numbers(json, "mlp_only_layers")?.unwrap_or_default();
     Ok((0..layers).map(|layer| !dense.contains(&layer) && (layer + 1).is_multiple_of(step)).collect())
 }
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use crate::families::tests::read;
-    use crate::lora::LoraConfig;
-    use crate::module_names::TargetModules;
-
-    #[test]
-    fn all_linear_leaves_experts_out_and_names_take_them_in() {
-        let spec = read("qwen3_moe", json!({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]})).spec;
-        let names = TargetModules::AllLinear.names(&spec);
-        let dense = ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
-        assert_eq!(names, [&["q_proj", "k_proj", "v_proj", "o_proj"][..], &dense].concat());
-        let tensors = |target_modules| {
-            let lora = LoraConfig { target_modules, ..LoraConfig::default() };
-            spec.adapter_tensors(&lora).unwrap().len() / 2
-        };
-        assert_eq!(tensors(TargetModules::AllLinear), 2 * 4 + 3);
-        assert_eq!(tensors(TargetModules::from_names(names)), 2 * 4 + 3, "a list means the same");
-        assert_eq!(tensors(TargetModules::from_names(vec!["up_proj".to_owned()])), 1 + 4);
-        let router = TargetModules::from_names(vec!["gate".to_owned()]);
-        assert!(router.resolve(&spec).is_err(), "PEFT adapts no router either");
-    }
-}

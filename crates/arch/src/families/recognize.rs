@@ -98,9 +98,6 @@ fn unsupported(json: &JsonObject, found: String) -> ArchError {
 }
 
 /// Refuses keys for arithmetic that this family does not support, unless their value is neutral.
-///
-/// # Errors
-/// The first such key.
 pub(super) fn refuse_foreign_keys(json: &JsonObject, family: &Family) -> Result<(), ArchError> {
     let is_neutral = |value: &Value| match value {
         Value::Bool(flag) => !flag,

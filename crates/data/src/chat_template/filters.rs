@@ -3,9 +3,9 @@
 //! Source: Jinja's "List of Builtin Filters". Trade-off: the widths in `format` are not bounded, and neither are lists (see `engine`).
 
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
-use minijinja::{Environment, Error, ErrorKind, FormatStyle, State, Value, format_filter};
+use minijinja::{Environment, Error, FormatStyle, State, Value, format_filter};
 
-use super::python_compat::{check_size, to_str, tojson};
+use super::python_compat::{check_size, failed, to_str, tojson};
 use super::python_methods;
 use crate::text_marks::is_space;
 
@@ -139,7 +139,7 @@ fn indent(text: &str, arguments: &[Value]) -> Result<String, Error> {
         Some(Err(width)) => {
             let width = usize::try_from(width.clone())?;
             if width > MAX_INDENT {
-                return Err(Error::new(ErrorKind::InvalidOperation, format!("indent: a width of {width}")));
+                return Err(failed(format!("indent: a width of {width}")));
             }
             " ".repeat(width)
         }
@@ -164,5 +164,5 @@ pub(super) fn raise_exception(message: &Value) -> Result<Value, Error> {
     if let Some((end, _)) = message.char_indices().nth(10_000) {
         message.truncate(end);
     }
-    Err(Error::new(ErrorKind::InvalidOperation, message))
+    Err(failed(message))
 }

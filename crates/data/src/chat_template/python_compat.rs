@@ -22,15 +22,18 @@ pub(super) fn check_size(bytes: usize) -> Result<(), Error> {
     if bytes <= MAX_VALUE_BYTES {
         return Ok(());
     }
-    let message = format!("it builds a text larger than {} MiB", MAX_VALUE_BYTES >> 20);
-    Err(Error::new(ErrorKind::InvalidOperation, message))
+    Err(failed(format!("it builds a text larger than {} MiB", MAX_VALUE_BYTES >> 20)))
+}
+
+/// Creates the error of a filter, a method or a function.
+pub(super) fn failed(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
 type Arg = Option<Value>;
 
 /// Implements the template filter `tojson`: Python's `json.dumps` with `ensure_ascii=False`, not Jinja's HTML-safe filter.
 pub(super) fn tojson(value: &Value, arguments: Rest<Value>) -> Result<Value, Error> {
-    let failed = |message: String| Error::new(ErrorKind::InvalidOperation, format!("tojson: {message}"));
     let (ensure_ascii, indent, separators, sort_keys, named): (Arg, Arg, Arg, Arg, Kwargs) = from_args(&arguments)?;
     let ensure_ascii = ensure_ascii.or(named.get("ensure_ascii")?).is_some_and(|value| value.is_true());
     let sort_keys = sort_keys.or(named.get("sort_keys")?).is_some_and(|value| value.is_true());
@@ -38,7 +41,7 @@ pub(super) fn tojson(value: &Value, arguments: Rest<Value>) -> Result<Value, Err
     let separators = separators.or(named.get("separators")?).filter(|value| !value.is_none());
     named.assert_all_used()?;
     if value.is_undefined() {
-        return Err(failed("the value is undefined".to_owned()));
+        return Err(failed("tojson: the value is undefined"));
     }
     let indent = match indent {
         None => None,
@@ -53,7 +56,7 @@ pub(super) fn tojson(value: &Value, arguments: Rest<Value>) -> Result<Value, Err
     let separators = separators.map(strings);
     let (item_separator, key_separator) = match separators.transpose()?.as_deref() {
         Some([item, key]) => (item.clone(), key.clone()),
-        Some(other) => return Err(failed(format!("separators needs 2 strings, found {}", other.len()))),
+        Some(other) => return Err(failed(format!("tojson: separators needs 2 strings, found {}", other.len()))),
         None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
     };
     let json = Some(JsonStyle { indent, ensure_ascii, sort_keys });
@@ -136,7 +139,7 @@ impl ValueWriter {
     /// Writes a value. Errors: it is too deep or too large, or has a key that JSON does not allow.
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
-            return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deeply to be written"));
+            return Err(failed("a value is nested too deeply to be written"));
         }
         check_size(self.text.len())?;
         if let Some(text) = value.as_str() {
@@ -163,8 +166,7 @@ impl ValueWriter {
                 (true, ValueKind::None) => self.text.push_str("null"),
                 (true, ValueKind::Bool) => self.text.push_str(if value.is_true() { "true" } else { "false" }),
                 (true, ValueKind::Plain | ValueKind::Undefined) => {
-                    let message = "tojson: a value is neither text, number, list nor dictionary";
-                    return Err(Error::new(ErrorKind::InvalidOperation, message));
+                    return Err(failed("tojson: a value is neither text, number, list nor dictionary"));
                 }
                 (true, kind) if kind != ValueKind::Number => self.string(&value.to_string()),
                 (false, ValueKind::Undefined) => self.text.push_str("Undefined"),
@@ -188,10 +190,7 @@ impl ValueWriter {
                 ValueKind::Number => self.string(&to_str(key)?),
                 ValueKind::Bool => self.string(if key.is_true() { "true" } else { "false" }),
                 ValueKind::None => self.string("null"),
-                kind => {
-                    let message = format!("tojson: a {kind} cannot be the key of an object");
-                    return Err(Error::new(ErrorKind::InvalidOperation, message));
-                }
+                kind => return Err(failed(format!("tojson: a {kind} cannot be the key of an object"))),
             }
             self.text.push_str(&self.key_separator);
             self.value(&value.get_item(key)?, depth + 1)?;
@@ -246,11 +245,11 @@ impl ValueWriter {
 
 /// Implements `datetime.strftime` for a moment in UTC, in seconds since 1970. Errors: an unknown directive, or a moment outside the calendar.
 pub(super) fn strftime(format: &str, unix_seconds: i64) -> Result<String, Error> {
-    let failed = |message: String| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {message}"));
-    let moment = DateTime::from_timestamp(unix_seconds, 0).ok_or_else(|| failed("date out of range".to_owned()))?;
+    let out_of_range = || failed("strftime_now: date out of range");
+    let moment = DateTime::from_timestamp(unix_seconds, 0).ok_or_else(out_of_range)?;
     let items: Vec<Item<'_>> = StrftimeItems::new(format).collect();
     if items.contains(&Item::Error) {
-        return Err(failed(format!("unknown directive in {format:?}")));
+        return Err(failed(format!("strftime_now: unknown directive in {format:?}")));
     }
     Ok(moment.format_with_items(items.into_iter()).to_string())
 }

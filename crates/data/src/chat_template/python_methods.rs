@@ -8,7 +8,7 @@ use minijinja::{Error, ErrorKind, FormatStyle, State, Value, format_filter};
 
 /// The method that replaces `[a:b:c]`: the engine's slices with a negative step take too much.
 pub(super) const SLICE: &str = "firebrick_slice";
-use super::python_compat::check_size;
+use super::python_compat::{check_size, failed};
 use crate::text_marks::is_space;
 
 /// Calls a Python method that the engine does not provide.
@@ -47,10 +47,6 @@ fn slice<T: Clone>(items: &[T], args: &[Value]) -> Result<Vec<T>, Error> {
 
 fn unknown() -> Error {
     Error::from(ErrorKind::UnknownMethod)
-}
-
-fn failed(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
 fn dict_method(value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {

@@ -17,30 +17,19 @@ use super::k_quants::{SUPER, inverse, largest_of, q4_k, q5_k, q6_k};
 
 pub(super) const BLOCK: usize = 32;
 
-/// The storage type of a tensor.
+/// The storage type of a tensor, under ggml's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GgmlType {
-    /// float32.
     F32,
-    /// float16.
     F16,
-    /// bfloat16.
     Bf16,
-    /// 8 bits and a scale per 32 values.
     Q8_0,
-    /// 4 bits and a scale per 32 values.
     Q4_0,
-    /// 5 bits and a scale per 32 values.
     Q5_0,
-    /// 5 bits, a scale and a minimum per 32 values.
     Q5_1,
-    /// 4 bits, and a scale and a minimum of 6 bits per 32 values.
     Q4K,
-    /// 5 bits, and a scale and a minimum of 6 bits per 32 values.
     Q5K,
-    /// 6 bits, and a scale of 8 bits per 16 values.
     Q6K,
-    /// 4 bits with an exponent, and a scale per 32 values.
     Mxfp4,
 }
 

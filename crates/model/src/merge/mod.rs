@@ -127,24 +127,21 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     let (spec, settings) = (&config.spec, &settings);
     let source = Source { base: &base, tensors: &tensors, shapes: &shapes, merge, settings, spec, parameters };
     let companions = Some(&merge.companions);
+    // Nothing: as the base has it.
+    let fetch = |name: &str, is_kept: bool| match source.merged(name)? {
+        Some(values) => Ok(Some(Fetched::Values(values))),
+        None if is_kept => Ok(None),
+        None => source.unchanged(name, dtype).map(Some),
+    };
     match merge.bnb_4bit {
         None if merge.mxfp4 => {
-            write_mxfp4_folder(to, &config, dtype, companions, &base, |name| match source.merged(name)? {
-                Some(values) => Ok(Some(Fetched::Values(values))),
-                None if spec.is_mxfp4(name) => Ok(None),
-                None => source.unchanged(name, dtype).map(Some),
-            })?
+            write_mxfp4_folder(to, &config, dtype, companions, &base, |name| fetch(name, spec.is_mxfp4(name)))?;
         }
-        None => write_hf_folder(to, &config, dtype, companions, Some(&base), |name| match source.merged(name)? {
-            Some(values) => Ok(Fetched::Values(values)),
-            None => source.unchanged(name, dtype),
+        None => write_hf_folder(to, &config, dtype, companions, Some(&base), |name| {
+            fetch(name, false).map(|fetched| fetched.expect("nothing is kept"))
         })?,
         Some(format) => {
-            write_bnb_folder(to, &config, format, dtype, companions, &base, |name| match source.merged(name)? {
-                Some(values) => Ok(Some(Fetched::Values(values))),
-                None if base.contains(name) => Ok(None),
-                None => source.unchanged(name, dtype).map(Some),
-            })?;
+            write_bnb_folder(to, &config, format, dtype, companions, &base, |name| fetch(name, base.contains(name)))?;
         }
     }
     source.check(&HfFolder::open(to)?, dtype)

@@ -66,7 +66,7 @@ impl<'a> Base<'a> {
 
     /// Reads the one rotary embedding of whole heads.
     pub(super) fn rope(&self) -> Result<Rope, ArchError> {
-        rope::rope(self.json, self)
+        rope::rope_with_theta(self.json, self, rope::DEFAULT_THETA)
     }
 
     /// Returns layers that differ in nothing.

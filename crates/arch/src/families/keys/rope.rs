@@ -12,23 +12,16 @@ use crate::rope::{QueryScale, Rope, RopeScaling};
 use crate::spec::ModelSpec;
 
 /// The base when a config names none, as in transformers.
-const DEFAULT_THETA: f64 = 10_000.0;
+pub(super) const DEFAULT_THETA: f64 = 10_000.0;
 /// The key of the growth of queries with their position.
 const QUERY_SCALE: &str = "llama_4_scaling_beta";
 
 /// Reads the rotary embedding that covers whole heads of `head_dim` columns: `rope_scaling` and `rope_theta` (transformers 4) or
-/// `rope_parameters` (transformers 5). A top-level `original_max_position_embeddings` takes precedence over the nested one.
+/// `rope_parameters` (transformers 5). A top-level `original_max_position_embeddings` takes precedence over the nested one. The base is
+/// `default_theta` if the config names none.
 ///
 /// # Errors
 /// Ill-typed keys, scalings that are not supported, rotation of a part of the head, and one rotary embedding per layer type.
-pub(in crate::families) fn rope(json: &JsonObject, base: &Base<'_>) -> Result<Rope, ArchError> {
-    rope_with_theta(json, base, DEFAULT_THETA)
-}
-
-/// Does the same as [`rope`] for a family with another default base.
-///
-/// # Errors
-/// Those of [`rope`].
 pub(in crate::families) fn rope_with_theta(
     json: &JsonObject,
     base: &Base<'_>,
@@ -41,10 +34,10 @@ pub(in crate::families) fn rope_with_theta(
     whole(json, nested.as_ref(), base, default_theta)
 }
 
-/// Reads a [`rope`] with queries that grow with their position (Ministral 3); without any key the embedding of the published models.
+/// Reads a [`rope_with_theta`] with queries that grow with their position (Ministral 3); without any key the embedding of the published models.
 ///
 /// # Errors
-/// Those of [`rope`], and an embedding without the growth of queries, which transformers does not load.
+/// Those of [`rope_with_theta`], and an embedding without the growth of queries, which transformers does not load.
 pub(in crate::families) fn rope_with_query_scale(json: &JsonObject, base: &Base<'_>) -> Result<Rope, ArchError> {
     let Some(nested) = nested(json)? else { return published_ministral3(json, base.attention.head_dim) };
     let rope = whole(json, Some(&nested), base, DEFAULT_THETA)?;
@@ -69,10 +62,10 @@ fn published_ministral3(json: &JsonObject, head_dim: usize) -> Result<Rope, Arch
     Ok(Rope { query_scale, ..Rope::new(1e6, scaling, head_dim) })
 }
 
-/// Reads a [`rope`] over the first `partial_rotary_factor * head_dim` columns of each head (Phi-4-mini, GLM-4).
+/// Reads a [`rope_with_theta`] over the first `partial_rotary_factor * head_dim` columns of each head (Phi-4-mini, GLM-4).
 ///
 /// # Errors
-/// Those of [`rope`], and a share that is not above 0 and at most 1, or that gives an odd number of columns.
+/// Those of [`rope_with_theta`], and a share that is not above 0 and at most 1, or that gives an odd number of columns.
 pub(in crate::families) fn partial_rope(
     json: &JsonObject,
     base: &Base<'_>,
@@ -100,7 +93,7 @@ pub(in crate::families) fn partial_rope(
 /// `rope_theta` and `rope_scaling` for the first and `rope_local_base_freq` for the second; transformers 5 writes `rope_parameters` by type.
 ///
 /// # Errors
-/// Those of [`rope`], and `rope_parameters` that are not nested by type.
+/// Those of [`rope_with_theta`], and `rope_parameters` that are not nested by type.
 pub(in crate::families) fn ropes_by_layer_type(
     json: &JsonObject,
     base: &Base<'_>,
@@ -110,9 +103,6 @@ pub(in crate::families) fn ropes_by_layer_type(
 }
 
 /// Does the same as [`ropes_by_layer_type`] for heads whose width depends on the type as well.
-///
-/// # Errors
-/// Those of [`ropes_by_layer_type`].
 pub(in crate::families) fn ropes_of_heads(
     json: &JsonObject,
     base: &Base<'_>,

@@ -108,22 +108,6 @@ fn a_dataset_is_downloaded_by_split() {
 }
 
 #[test]
-fn offline_reads_downloaded_files_and_names_missing_ones() {
-    let server = Server::new(dataset(&two_splits(), Json::Null));
-    let client = Client::new(&server);
-    client.texts(&spec());
-    let client = client.offline();
-    let before = server.requests().len();
-    assert_eq!(client.texts(&spec()), ["a", "b"]);
-    assert_eq!(client.texts(&SourceSpec { revision: Some(COMMIT.to_owned()), ..spec() }), ["a", "b"]);
-    let error = client.error(&split("test"));
-    assert!(error.contains("not in the cache") && error.contains("HF_HUB_OFFLINE"), "{error}");
-    assert!(client.error(&SourceSpec::new("owner/other")).contains("owner/other is not in the cache"));
-    assert!(client.error(&SourceSpec::new("owner/name@dev")).contains("owner/name@dev is not in the cache"));
-    assert_eq!(server.requests().len(), before);
-}
-
-#[test]
 fn the_configurations_of_the_card_take_precedence() {
     let configs = json!([
         { "config_name": "en", "data_files": [

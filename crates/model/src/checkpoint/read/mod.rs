@@ -238,19 +238,12 @@ impl HfFolder {
     /// # Errors
     /// No tensor of this name, or one that is stored quantized or in a format that is no weight's.
     pub(crate) fn shard_of(&self, name: &str) -> Result<Arc<Shard>, ModelError> {
-        let holder = self.locate(name)?;
-        let Holder::Plain(shard) = holder else {
+        let Holder::Plain(shard) = self.locate(name)? else {
             let problem = "its rows are read one by one, which needs them in F32, BF16 or F16".to_owned();
             return Err(ModelError::QuantizedWeight { dir: self.dir.clone(), name: name.to_owned(), problem });
         };
-        let stored = shard.known(name).dtype;
-        match convert::device_dtype(stored) {
-            Some(_) => Ok(Arc::clone(shard)),
-            None => {
-                let (name, path) = (name.to_owned(), holder.path().to_path_buf());
-                Err(ModelError::UnsupportedDtype { name, path, got: format!("{stored:?}") })
-            }
-        }
+        shard.weight_dtype(name, name)?;
+        Ok(Arc::clone(shard))
     }
 
     /// Reads one tensor in the format that [`HfFolder::info`] returns.

@@ -95,7 +95,6 @@ impl Architecture {
     /// Returns the constants of norms, scores and residual stream.
     fn multipliers(&self, config: &ModelConfig) -> Vec<(&'static str, Value)> {
         let spec = &config.spec;
-        let float = |value: f64| Value::F32(value as f32);
         let mut keys = Vec::new();
         // Granite's residual stream is divided by its factor here, and not in llama.cpp.
         let residual = if self.name == "granite" { number_in(config, "residual_multiplier") } else { None };
@@ -117,6 +116,10 @@ impl Architecture {
 
 fn count(value: usize) -> Value {
     Value::U32(value as u32)
+}
+
+fn float(value: f64) -> Value {
+    Value::F32(value as f32)
 }
 
 /// Describes a size of each layer: one number if all have the same.
@@ -154,7 +157,6 @@ fn number_in(config: &ModelConfig, key: &str) -> Option<f64> {
 }
 
 fn rope_keys(ropes: &[Rope]) -> Vec<(&'static str, Value)> {
-    let float = |value: f64| Value::F32(value as f32);
     let rope = &ropes[0];
     let mut keys = vec![("rope.freq_base", float(rope.theta))];
     keys.extend(ropes.get(1).map(|sliding| ("rope.freq_base_swa", float(sliding.theta))));
