@@ -1,4 +1,4 @@
-//! The page: facts, plots, samples with their rewards, the planned memory part by part, every decision with its reason, and the recipe.
+//! The page: facts, the recipe, answers, plots, samples with their rewards, the planned memory part by part, and every decision with its reason.
 
 use firebrick_hwprofile::memory::human_bytes;
 use toml::Value;
@@ -13,6 +13,9 @@ const GIB: f64 = (1u64 << 30) as f64;
 
 pub(super) fn render(run: &RunRecord) -> String {
     let mut blocks = vec![Block::Table(Table::of_pairs(facts(run)))];
+    let recipe = |text: &String| Block::Folded("The recipe".to_owned(), vec![Block::Verbatim(text.clone())]);
+    blocks.extend(run.recipe.as_ref().map(recipe));
+    blocks.extend(samples::answers(run.summary.as_ref()));
     let figures = |plots: Vec<Plot>| Block::Plots(plots.iter().map(Plot::figure).collect());
     blocks.extend([Block::heading("Training"), figures(training(run))]);
     blocks.extend(samples::blocks(&run.rounds, &run.reward_names()));
@@ -22,9 +25,7 @@ pub(super) fn render(run: &RunRecord) -> String {
     }
     blocks.extend(memory(run));
     blocks.extend(decisions(run));
-    let recipe = |text: &String| Block::Folded("The recipe".to_owned(), vec![Block::Verbatim(text.clone())]);
-    blocks.extend(run.recipe.as_ref().map(recipe));
-    Page { name: run.name.clone(), what: "report".to_owned(), style: "", blocks }.render()
+    Page { name: run.name.clone(), what: "report".to_owned(), style: samples::STYLE, blocks }.render()
 }
 
 /// Returns the numbers that a reader looks for first.
@@ -41,6 +42,7 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
     let percent: fn(f64) -> String = |share| format!("{:.1} %", 100.0 * share);
     let rows = [
         ("status", Some(status(run))),
+        ("ended", run.ended()),
         ("model", words("model_folder")),
         ("backend", words("backend").map(|backend| with_compute(run, backend))),
         ("held-out loss", change(loss.0, loss.1, |loss| format!("{loss:.4}"))),
@@ -242,7 +244,8 @@ mod tests {
             plan: plan.parse().unwrap(),
             summary: Some(
                 serde_json::json!({"steps": 50, "tokens_per_s": 15_000.0, "wall_s": 40.0, "eval_loss_before": 3.5,
-                "eval_loss_after": 0.25}),
+                "eval_loss_after": 0.25, "ended": "2026-07-30 12:34 UTC", "samples": [
+                    {"prompt": "2 < 3?", "before": null, "after": "yes,\n3 > 2"}]}),
             ),
             recipe: Some("name = \"<b>\"".to_owned()),
             rounds: Vec::new(),
@@ -267,6 +270,8 @@ mod tests {
             "12.1 GiB at most, planned 13.0 GiB",
             "0.007 kWh",
             "in 50 of 50 logged steps: power cap",
+            "2026-07-30 12:34 UTC",
+            "2 &lt; 3?</td><td class=\"text\">was not asked</td><td class=\"text\">yes,\n3 &gt; 2</td>",
         ] {
             assert!(page.contains(part), "{part:?} is not in {page}");
         }
