@@ -196,7 +196,7 @@ pub(crate) fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
         Machines::One(_) => print_plan(&basis.notes, &basis.plan(ranks, &request)?),
         Machines::All => {
             basis.notes.iter().for_each(|note| Console::VERBOSE.print(note));
-            let table = basis.compare(ranks, |machine| price_of(price_per_hour, Some(machine)));
+            let table = basis.compare(ranks, |machine| price_of(price_per_hour, machine));
             Console::VERBOSE.print(&format!("\n{table}"));
         }
     }
