@@ -58,7 +58,7 @@ enum Command {
     Generate(text::Generate),
     /// Talk to a model in the terminal, through its chat template.
     Chat(text::Talk),
-    /// Write what a run made in the form that other programs take: an adapter merged into its base.
+    /// Write what a run made for other programs: a merged model, one GGUF file for llama.cpp and Ollama, or 4 bits for transformers.
     Export(ExportOptions),
     /// Send an adapter folder or a model folder to the Hugging Face Hub.
     Push(PushOptions),

@@ -27,7 +27,7 @@ use crate::offered::Offered;
 pub(super) struct Recipe {
     /// The recipe: a path, or the name of a file in configs/.
     recipe: Option<PathBuf>,
-    /// Recipes that are too many: clap would only call them unexpected.
+    // Recipes that are too many: clap would only call them unexpected. Shells would show a help.
     #[arg(hide = true)]
     others: Vec<PathBuf>,
     /// The same recipe as an option.
