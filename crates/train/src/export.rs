@@ -35,21 +35,6 @@ const NOTEWORTHY_LOSS: f64 = 0.05;
 /// The options of `export`.
 #[derive(Args, Clone, Debug)]
 pub struct ExportOptions {
-    /// Merge the adapter into the model and write a model folder, or with --gguf one GGUF file.
-    #[arg(long, requires = "adapter", required_unless_present_any = ["gguf", "bnb_4bit"])]
-    pub merge: bool,
-    /// Write the projections in 4 bits as bitsandbytes does (nf4_double_quant, nf4, fp4_double_quant, fp4): of the merged model with
-    /// --merge, otherwise of the model as it is. transformers loads the folder. Mixtures of experts are refused.
-    #[arg(long = "bnb-4bit", value_name = "FORMAT", conflicts_with = "gguf")]
-    pub bnb_4bit: Option<Bnb4bit>,
-    /// Write the experts of a merged gpt-oss in MXFP4 again, as it is published and as vLLM, transformers and llama.cpp read it. Experts without an
-    /// adapter keep their bytes; what rounding does to the others is printed. Without it, all experts are written in bfloat16.
-    #[arg(long, requires = "merge", conflicts_with = "bnb_4bit")]
-    pub mxfp4: bool,
-    /// Write the model as one GGUF file, for llama.cpp and Ollama, with a Modelfile next to it: f32, f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m or q4_0.
-    /// With --merge the merged model, whose weights lie next to the file while it is written.
-    #[arg(long, value_name = "TYPE", hide_possible_values = true, value_parser = gguf_types())]
-    pub gguf: Option<GgufType>,
     /// Model folder or id of the Hub; with --merge the base that the adapter was trained on.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
@@ -59,6 +44,21 @@ pub struct ExportOptions {
     /// Folder to write, which must be new or empty; or the GGUF file.
     #[arg(long, value_name = "PATH")]
     pub out: PathBuf,
+    /// Merge the adapter into the model and write a model folder, or with --gguf one GGUF file.
+    #[arg(long, requires = "adapter", required_unless_present_any = ["gguf", "bnb_4bit"])]
+    pub merge: bool,
+    /// Write the model as one GGUF file, for llama.cpp and Ollama, with a Modelfile next to it: f32, f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m or q4_0.
+    /// With --merge the merged model, whose weights lie next to the file while it is written.
+    #[arg(long, value_name = "TYPE", hide_possible_values = true, value_parser = gguf_types())]
+    pub gguf: Option<GgufType>,
+    /// Write the projections in 4 bits as bitsandbytes does (nf4_double_quant, nf4, fp4_double_quant, fp4): of the merged model with
+    /// --merge, otherwise of the model as it is. transformers loads the folder. Mixtures of experts are refused.
+    #[arg(long = "bnb-4bit", value_name = "FORMAT", conflicts_with = "gguf")]
+    pub bnb_4bit: Option<Bnb4bit>,
+    /// Write the experts of a merged gpt-oss in MXFP4 again, as it is published and as vLLM, transformers and llama.cpp read it. Experts without an
+    /// adapter keep their bytes; what rounding does to the others is printed. Without it, all experts are written in bfloat16.
+    #[arg(long, requires = "merge", conflicts_with = "bnb_4bit")]
+    pub mxfp4: bool,
     /// Number format of the merged weights; without it, the base's. With --gguf they are rounded to the type of the file only, and this is the
     /// format that they have before, without it float32.
     #[arg(long, value_name = "FORMAT", requires = "merge", value_parser = parse_format)]

@@ -25,7 +25,7 @@ use firebrick_trainer::console::{Console, error_message};
 use firebrick_trainer::run::device::prepare_process;
 
 use crate::commands::answers::answer;
-use crate::commands::{machine, overview, recipes, rewards, takes_colors, text, timing, training, warn};
+use crate::commands::{machine, overview, recipes, rewards, show_reports, text, timing, training, warn};
 use crate::compress::{CompressOptions, DecompressOptions, compress, decompress};
 use crate::export::{ExportOptions, export};
 use crate::push::{PushOptions, push};
@@ -58,7 +58,7 @@ enum Command {
     Generate(text::Generate),
     /// Talk to a model in the terminal, through its chat template.
     Chat(text::Talk),
-    /// Write what a run made in the form that other programs take: an adapter merged into its base.
+    /// Write what a run made for other programs: a merged model, one GGUF file for llama.cpp and Ollama, or 4 bits for transformers.
     Export(ExportOptions),
     /// Send an adapter folder or a model folder to the Hugging Face Hub.
     Push(PushOptions),
@@ -108,11 +108,7 @@ fn command_line() -> clap::Command {
 /// Runs the command line: parses it, calls the command, and reports an error as one message.
 pub fn main() -> ExitCode {
     let clock = ProcessClock::start();
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
-        .with_writer(std::io::stderr)
-        .with_ansi(takes_colors(&std::io::stderr()))
-        .init();
+    show_reports();
     let typed = match command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(typed) => typed,
         Err(error) => return refused(&error),

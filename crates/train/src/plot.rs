@@ -3,6 +3,8 @@
 //! Colors are CSS variables, so one drawing fits light and dark backgrounds. A long line is drawn as the mean of equal parts with a band from the
 //! lowest to the highest value of each, so that no spike is lost.
 
+use firebrick_hwprofile::human::grouped;
+
 /// Colors and rules of drawings, and the colors of the page around them. The lines have the colors of Okabe and Ito, which color-blind readers can
 /// distinguish, darkened or lightened for contrast.
 pub const STYLE: &str = "\
@@ -19,6 +21,7 @@ svg text { fill: var(--faint); paint-order: stroke; stroke: var(--paper); stroke
 .planned { fill: var(--plan); opacity: 0.22 } .limit { stroke: var(--plan); stroke-dasharray: 5 4 }
 .key { display: inline-block; margin-right: 1rem; white-space: nowrap; color: var(--faint) }
 .key::before { content: \"\"; display: inline-block; width: 0.9rem; height: 0.2rem; margin: 0 0.35rem 0.2rem 0; background: var(--c) }
+.dashed::before { height: 0; background: none; border-top: 0.15rem dashed var(--c) } .area::before { height: 0.7rem; opacity: 0.22 }
 ";
 
 /// Maximum points per line; more are averaged.
@@ -27,6 +30,8 @@ const MAX_POINTS: usize = 400;
 const DOTTED: usize = 40;
 /// Number of colors before lines are dashed.
 const COLORS: usize = 8;
+/// The color of planned values.
+const PLAN: &str = "plan";
 /// Margins to the right of a drawing, above it and below it.
 const RIGHT: f64 = 12.0;
 const TOP: f64 = 12.0;
@@ -111,7 +116,8 @@ impl Plot {
         }
         let unit = if self.unit.is_empty() { String::new() } else { format!(", {}", self.unit) };
         let key = |(color, name): (String, &str)| {
-            format!("<span class=\"key\" style=\"--c: var(--{color})\">{}</span>", escape(name))
+            let class = if color == PLAN { self.planned_class() } else { "" };
+            format!("<span class=\"key{class}\" style=\"--c: var(--{color})\">{}</span>", escape(name))
         };
         let keys: String = self.keys().into_iter().map(key).collect();
         let (title, unit) = (escape(&self.title), escape(&unit));
@@ -144,7 +150,13 @@ impl Plot {
         let named = self.series.iter().enumerate().filter(|(_, series)| is_named(series));
         let lines = named.map(|(index, series)| (format!("c{}", index % COLORS), series.name.as_str()));
         let is_planned = self.references.iter().any(|one| !matches!(one, Reference::Roofline { .. }));
-        lines.chain(is_planned.then(|| ("plan".to_owned(), "planned"))).collect()
+        lines.chain(is_planned.then(|| (PLAN.to_owned(), "planned"))).collect()
+    }
+
+    /// Returns the class of the planned values in the key, which shows them as the drawing does.
+    fn planned_class(&self) -> &'static str {
+        let is_area = self.references.iter().any(|one| matches!(one, Reference::Between(..)));
+        if is_area { " area" } else { " dashed" }
     }
 
     /// Returns the drawing alone; empty if there is no point.
@@ -393,7 +405,7 @@ pub fn short(value: f64) -> String {
         0.0 => "0".to_owned(),
         v if !(1e-3..1e9).contains(&v) => format!("{value:.1e}").replace(".0e", "e"),
         v if v < 10.0 => trimmed(format!("{value:.4}")),
-        v if v < 1e4 => trimmed(format!("{value:.1}")),
+        v if v < 1e4 => grouped(&trimmed(format!("{value:.1}"))),
         v if v < 1e6 => trimmed(format!("{:.1}", value / 1e3)) + "k",
         _ => trimmed(format!("{:.1}", value / 1e6)) + "M",
     }
@@ -460,7 +472,7 @@ mod tests {
     #[test]
     fn axis_labels_are_short() {
         let labels = [0.0, 2e-4, 0.25, 1.5, 950.0, 1500.0, 16_280.0, 2.5e6].map(short);
-        assert_eq!(labels, ["0", "2e-4", "0.25", "1.5", "950", "1500", "16.3k", "2.5M"]);
+        assert_eq!(labels, ["0", "2e-4", "0.25", "1.5", "950", "1,500", "16.3k", "2.5M"]);
     }
 
     #[test]
@@ -490,6 +502,9 @@ mod tests {
             assert!(plot.figure().contains("a&lt;b") && !plot.figure().contains("a<b") && !svg.contains("<f32>"));
             let is_planned = plot.references.iter().any(|one| !matches!(one, Reference::Roofline { .. }));
             assert_eq!(plot.figure().contains("planned"), is_planned);
+            for (class, drawn) in [("key dashed", "class=\"limit\""), ("key area", "class=\"planned\"")] {
+                assert_eq!(plot.figure().contains(class), svg.contains(drawn), "{class}");
+            }
         }
     }
 

@@ -103,9 +103,15 @@ fn a_shipped_recipe_is_planned_for_a_machine_and_for_all_without_its_model_and_d
         found.unwrap_or_else(|| panic!("{name}: {table}"))
     };
     assert!(line("H100 SXM") < line("A100 80GB SXM") && line("A100 80GB SXM") < line("Apple M4 Max"), "{table}");
-    assert!(line("Through wgpu") < line("T4: compute") && line("T4: compute") < line("Gaudi 3: no backend"), "{table}");
-    let priced: Vec<&str> = table.lines().filter(|line| line.contains("GiB") && !line.contains("no price")).collect();
+    let never = line("Never measured");
+    assert!(line("A100 80GB SXM") < never && never < line("RTX 4090") && never < line("Apple M4 Max"), "{table}");
+    assert!(line("Apple M4 Max") < line("T4: compute") && line("T4: compute") < line("Gaudi 3: no backend"), "{table}");
+    line("this machine");
+    let is_row = |line: &&str| line.contains("cuda, ") && !line.contains(": ");
+    let priced: Vec<&str> = table.lines().filter(is_row).filter(|line| !line.contains("no price")).collect();
     assert!(priced.len() == 1 && priced[0].starts_with("H100 SXM"), "{table}");
+    let table = printed(&["plan", "h100.toml", "--for", "all"]);
+    assert!(table.lines().any(|line| line.starts_with("machine ") && line.ends_with("recompute")), "{table}");
     for mut refused in refused {
         assert_eq!(refused.wait().unwrap().code(), Some(1));
     }

@@ -9,11 +9,13 @@ use firebrick_kernels::backends::Flex;
 use firebrick_model::ModelConfig;
 use firebrick_model::peft::read_adapter;
 use firebrick_tests::{
-    NEW, NF4, checkpoint_folder, finish, finish_traced, fixture, load, metrics, recipe, snapshot, step_losses,
+    NEW, NEWEST, NF4, checkpoint_folder, finish, finish_traced, fixture, load, metrics, one_step, recipe, snapshot,
+    step_losses,
 };
 use firebrick_trainer::plan::PlanRequest;
 use firebrick_trainer::run::prepare::prepare_for;
 use firebrick_trainer::run::trace::TraceSteps;
+use firebrick_trainer::state::checkpoint::read_state;
 use serde_json::Value;
 use tempfile::tempdir;
 
@@ -65,6 +67,19 @@ fn run_folder_holds_all_its_files() {
     assert_eq!(summary.weights, run.join("adapter").display().to_string());
 }
 
+/// A resumed run may ask other prompts than its first part did.
+#[test]
+fn a_summary_has_each_prompt_with_its_own_answers() {
+    let output = tempdir().unwrap();
+    one_step(recipe(output.path(), &["eval.prompts=['2+2?']"]), NEW);
+    let before = read_state(&checkpoint_folder(&output.path().join("run"), 1)).unwrap().samples_before;
+    let summary = finish(recipe(output.path(), &["eval.prompts=['3+3?', '2+2?']"]), NEWEST);
+    let found: Vec<_> = summary.samples.iter().map(|one| (one.prompt.as_str(), one.before.as_deref())).collect();
+    assert_eq!(found, [("3+3?", None), ("2+2?", Some(before[0].as_str()))]);
+    let page = fs::read_to_string(output.path().join("run/report.html")).unwrap();
+    assert!(page.contains("answer before training") && page.contains(&summary.ended), "{page}");
+}
+
 #[test]
 fn summary_and_metrics_hold_the_promised_keys() {
     let output = tempdir().unwrap();
@@ -89,7 +104,8 @@ fn summary_and_metrics_hold_the_promised_keys() {
             "waited_for_saves_s",
             "backend",
             "arithmetic",
-            "weights"
+            "weights",
+            "ended"
         ]
     );
     assert_eq!((on_disk["steps"].as_u64(), on_disk["backend"].as_str()), (Some(3), Some("flex")));

@@ -43,12 +43,9 @@ impl AcceleratorSpec {
 
     /// Returns the share of the bf16 peak to expect from a good library, and its basis. Without a measurement of this accelerator: the smallest
     /// measured share of the same maker, else of the whole table.
-    pub fn sustained_share(&self) -> (f64, String) {
+    pub fn sustained_share(&self) -> (f64, &'static str) {
         if let Some(measured) = self.sustained_bf16 {
-            return (
-                measured.value / self.rates.bf16.value,
-                format!("measured on this accelerator: {}", measured.source()),
-            );
+            return (measured.value / self.rates.bf16.value, "measured on this accelerator");
         }
         let share = |spec: &Self| spec.sustained_bf16.map(|measured| measured.value / spec.rates.bf16.value);
         let smallest = |same_maker: bool| {
@@ -56,10 +53,8 @@ impl AcceleratorSpec {
             shares.min_by(f64::total_cmp)
         };
         match (smallest(true), smallest(false)) {
-            (Some(share), _) => {
-                (share, "not measured here: the smallest share of an accelerator of this maker".to_owned())
-            }
-            (None, Some(share)) => (share, "not measured here: the smallest share of the table".to_owned()),
+            (Some(share), _) => (share, "not measured here: the smallest share of an accelerator of this maker"),
+            (None, Some(share)) => (share, "not measured here: the smallest share of the table"),
             (None, None) => unreachable!("the table has measured rates"),
         }
     }

@@ -74,6 +74,15 @@ mod tests {
     }
 
     #[test]
+    fn the_help_of_export_begins_with_what_goes_in() {
+        let help = command_line().find_subcommand_mut("export").unwrap().render_help().to_string();
+        let places = ["GGUF", "--model", "--out", "      --adapter", "      --merge", "      --gguf"];
+        let places = places.map(|word| help.find(word).expect(word));
+        assert!(places.is_sorted(), "{help}");
+        assert!(!completions(command_line(), Shell::Zsh).contains("clap"));
+    }
+
+    #[test]
     fn the_overview_has_a_line_for_each_command() {
         command_line().debug_assert();
         let help = command_line().render_help().to_string();

@@ -27,7 +27,7 @@ use crate::offered::Offered;
 pub(super) struct Recipe {
     /// The recipe: a path, or the name of a file in configs/.
     recipe: Option<PathBuf>,
-    /// Recipes that are too many: clap would only call them unexpected.
+    // Recipes that are too many: clap would only call them unexpected. Shells would show a help.
     #[arg(hide = true)]
     others: Vec<PathBuf>,
     /// The same recipe as an option.
@@ -196,7 +196,7 @@ pub(crate) fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
         Machines::One(_) => print_plan(&basis.notes, &basis.plan(ranks, &request)?),
         Machines::All => {
             basis.notes.iter().for_each(|note| Console::VERBOSE.print(note));
-            let table = basis.compare(ranks, |machine| price_of(price_per_hour, Some(machine)));
+            let table = basis.compare(ranks, |machine| price_of(price_per_hour, machine));
             Console::VERBOSE.print(&format!("\n{table}"));
         }
     }

@@ -1,18 +1,25 @@
-//! The page: facts, plots, samples with their rewards, the planned memory part by part, every decision with its reason, and the recipe.
+//! The page: facts, the recipe, answers, plots, samples with their rewards, the planned memory part by part, and every decision with its reason.
 
+use firebrick_arch::counted;
+use firebrick_hwprofile::forecast::Range;
+use firebrick_hwprofile::human::human_range;
 use firebrick_hwprofile::memory::human_bytes;
+use firebrick_trainer::console::grouped;
+use firebrick_trainer::plan::with_grouped_numbers;
 use toml::Value;
 
 use super::record::RunRecord;
 use super::samples;
 use crate::page::{Block, Column, Page, Table};
 use crate::plot::{Axis, Plot, Reference, Scale, Series, short};
-use firebrick_trainer::console::grouped;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
 pub(super) fn render(run: &RunRecord) -> String {
     let mut blocks = vec![Block::Table(Table::of_pairs(facts(run)))];
+    let recipe = |text: &String| Block::Folded("The recipe".to_owned(), vec![Block::Verbatim(text.clone())]);
+    blocks.extend(run.recipe.as_ref().map(recipe));
+    blocks.extend(samples::answers(run.summary.as_ref()));
     let figures = |plots: Vec<Plot>| Block::Plots(plots.iter().map(Plot::figure).collect());
     blocks.extend([Block::heading("Training"), figures(training(run))]);
     blocks.extend(samples::blocks(&run.rounds, &run.reward_names()));
@@ -22,9 +29,7 @@ pub(super) fn render(run: &RunRecord) -> String {
     }
     blocks.extend(memory(run));
     blocks.extend(decisions(run));
-    let recipe = |text: &String| Block::Folded("The recipe".to_owned(), vec![Block::Verbatim(text.clone())]);
-    blocks.extend(run.recipe.as_ref().map(recipe));
-    Page { name: run.name.clone(), what: "report".to_owned(), style: "", blocks }.render()
+    Page { name: run.name.clone(), what: "report".to_owned(), style: samples::STYLE, blocks }.render()
 }
 
 /// Returns the numbers that a reader looks for first.
@@ -41,6 +46,7 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
     let percent: fn(f64) -> String = |share| format!("{:.1} %", 100.0 * share);
     let rows = [
         ("status", Some(status(run))),
+        ("ended", run.ended()),
         ("model", words("model_folder")),
         ("backend", words("backend").map(|backend| with_compute(run, backend))),
         ("held-out loss", change(loss.0, loss.1, |loss| format!("{loss:.4}"))),
@@ -60,10 +66,10 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
 }
 
 fn status(run: &RunRecord) -> String {
-    let of = run.planned(&["steps"]).map_or_else(String::new, |steps| format!(" of {steps}"));
+    let of = run.planned(&["steps"]).map_or_else(String::new, |steps| format!(" of {}", grouped(steps)));
     match (run.summed("steps"), run.last_step()) {
-        (Some(steps), _) => format!("finished: {steps} steps"),
-        (None, Some(step)) => format!("not finished: {step}{of} steps logged"),
+        (Some(steps), _) => format!("finished: {}", counted(steps as u64, "step")),
+        (None, Some(step)) => format!("not finished: {}{of} steps logged", grouped(step as f64)),
         (None, None) => "no step was logged".to_owned(),
     }
 }
@@ -107,7 +113,8 @@ fn peak_memory(run: &RunRecord) -> Option<String> {
 fn throttled(run: &RunRecord) -> Option<String> {
     let (lines, reasons) = run.throttled();
     let reasons: Vec<String> = reasons.into_iter().collect();
-    (lines > 0).then(|| format!("in {lines} of {} logged steps: {}", run.series("loss").len(), reasons.join(", ")))
+    let [lines, logged] = [lines, run.series("loss").len()].map(|count| count as f64);
+    (lines > 0.0).then(|| format!("in {} of {} logged steps: {}", grouped(lines), grouped(logged), reasons.join(", ")))
 }
 
 /// Plots what is learned, and how fast.
@@ -128,7 +135,7 @@ fn training(run: &RunRecord) -> Vec<Plot> {
     let answers = [("token accuracy", "token_accuracy"), ("exact match", "exact_match")];
     let waits = [("for tensors from host memory", "restore_wait_ms"), ("for other ranks", "comm_wait_ms")];
     vec![
-        plot_of(run, "Loss", "nats", &[("training", "loss"), ("held out", "eval_loss")], 1.0, false),
+        by_ratio(plot_of(run, "Loss", "nats", &[("training", "loss"), ("held out", "eval_loss")], 1.0, false)),
         plot_of(run, "Reward", "", &rewards, 1.0, false),
         one("Tokens of a completion", "", "completions/mean_length", true),
         plot_of(run, "Shares of completions", "%", &shares, 100.0, true),
@@ -136,7 +143,7 @@ fn training(run: &RunRecord) -> Vec<Plot> {
         one("Entropy", "nats per token", "entropy", true),
         plot_of(run, "Training and sampling differ by", "nats", &drift, 1.0, true),
         one("Learning rate", "", "lr", true),
-        one("Gradient norm", "before clipping", "grad_norm", true),
+        by_ratio(one("Gradient norm", "before clipping", "grad_norm", true)),
         speed,
         one("Time of a step", "ms", "ms", true),
         plot_of(run, "Accuracy on held-out data", "%", &answers, 100.0, true),
@@ -192,6 +199,18 @@ fn plot_of(run: &RunRecord, title: &str, unit: &str, keys: &[(&str, &str)], fact
     }
 }
 
+/// Gives a plot a logarithmic axis if its values are positive and the largest is ten times the smallest: on a linear one the end of a steep fall is
+/// flat.
+fn by_ratio(mut plot: Plot) -> Plot {
+    let values = || plot.series.iter().flat_map(|series| &series.points).map(|point| point[1]);
+    let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+    if low > 0.0 && high >= 10.0 * low {
+        plot.y.scale = Scale::Log;
+        plot.unit += ", log axis";
+    }
+    plot
+}
+
 /// Shows the parts of the planned memory as bars.
 fn memory(run: &RunRecord) -> Vec<Block> {
     let Some(lines) = run.plan.get("memory").and_then(Value::as_array) else { return Vec::new() };
@@ -200,7 +219,8 @@ fn memory(run: &RunRecord) -> Vec<Block> {
     let row = |line: &Value| {
         let text = |key| line.get(key).and_then(Value::as_str).unwrap_or("").to_owned();
         let bar = format!("0 {:.1}", 100.0 * bytes(line) as f64 / largest as f64);
-        ("", vec![text("what"), human_bytes(bytes(line).unsigned_abs()), bar, text("why")])
+        let why = with_grouped_numbers(&text("why"));
+        ("", vec![text("what"), human_bytes(bytes(line).unsigned_abs()), bar, why])
     };
     let columns = vec![("", Column::Text), ("", Column::Number), ("", Column::Bar), ("", Column::Text)];
     let table = Table { columns, rows: lines.iter().map(row).collect() };
@@ -211,14 +231,24 @@ fn memory(run: &RunRecord) -> Vec<Block> {
 fn decisions(run: &RunRecord) -> Option<Block> {
     let row = |(name, decision): (&String, &Value)| {
         let (value, reason) = (decision.get("value")?, decision.get("reason").and_then(Value::as_str)?);
-        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        Some(("", vec![name.clone(), value, reason.to_owned()]))
+        Some(("", vec![name.clone(), decided(value), with_grouped_numbers(reason)]))
     };
     let nested = run.plan.get("forecast").and_then(Value::as_table);
     let rows: Vec<_> = run.plan.iter().chain(nested.into_iter().flatten()).filter_map(row).collect();
     let title = "Every decision of the plan, with its reason".to_owned();
     let table = Table { columns: vec![("", Column::Text); 3], rows };
     (!table.rows.is_empty()).then(|| Block::Folded(title, vec![Block::Table(table)]))
+}
+
+/// Writes a value of the plan: a number with its digits in groups, a range by its ends.
+fn decided(value: &Value) -> String {
+    let end = |name| value.get(name).and_then(Value::as_float);
+    match (value, end("lower").zip(end("upper"))) {
+        (Value::String(text), _) => text.clone(),
+        (Value::Integer(number), _) if *number >= 0 => grouped(*number as f64),
+        (_, Some((lower, upper))) => human_range(Range { lower, upper }),
+        (other, None) => other.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -234,6 +264,7 @@ mod tests {
         let mut lines: Vec<_> = (1..=50).map(line).collect();
         lines.push(serde_json::json!({"step": 50, "eval_loss": 0.25}));
         let plan = "[backend]\nvalue = \"cuda\"\nreason = \"a <card>\"\n[memory_bytes]\nvalue = 14000000000\nreason = \"sum\"\n\
+                    [trained_parameters]\nvalue = 1217088\nreason = \"of 30000000\"\n\
                     [[memory]]\nwhat = \"base weights\"\nbytes = 4000000000\nwhy = \"NF4\"\n\
                     [forecast.tokens_per_second]\nreason = \"peaks\"\n[forecast.tokens_per_second.value]\nlower = 10000.0\nupper = 20000.0\n";
         RunRecord {
@@ -242,7 +273,8 @@ mod tests {
             plan: plan.parse().unwrap(),
             summary: Some(
                 serde_json::json!({"steps": 50, "tokens_per_s": 15_000.0, "wall_s": 40.0, "eval_loss_before": 3.5,
-                "eval_loss_after": 0.25}),
+                "eval_loss_after": 0.25, "ended": "2026-07-30 12:34 UTC", "samples": [
+                    {"prompt": "2 < 3?", "before": null, "after": "yes,\n3 > 2"}]}),
             ),
             recipe: Some("name = \"<b>\"".to_owned()),
             rounds: Vec::new(),
@@ -267,6 +299,12 @@ mod tests {
             "12.1 GiB at most, planned 13.0 GiB",
             "0.007 kWh",
             "in 50 of 50 logged steps: power cap",
+            "2026-07-30 12:34 UTC",
+            "<figcaption>Loss<span>, nats, log axis</span>",
+            "<figcaption>Gradient norm<span>, before clipping</span>",
+            ">1,217,088</td><td class=\"text\">of 30,000,000</td>",
+            ">tokens_per_second</td><td class=\"text\">10,000 to 20,000</td>",
+            "2 &lt; 3?</td><td class=\"text\">was not asked</td><td class=\"text\">yes,\n3 &gt; 2</td>",
         ] {
             assert!(page.contains(part), "{part:?} is not in {page}");
         }
@@ -280,8 +318,8 @@ mod tests {
     fn a_run_that_was_stopped_says_how_far_it_came() {
         let mut run = run();
         run.summary = None;
-        run.plan.insert("steps".to_owned(), "value = 200\nreason = \"x\"".parse::<toml::Table>().unwrap().into());
-        assert!(render(&run).contains("not finished: 50 of 200 steps logged"));
+        run.plan.insert("steps".to_owned(), "value = 2000\nreason = \"x\"".parse::<toml::Table>().unwrap().into());
+        assert!(render(&run).contains("not finished: 50 of 2,000 steps logged"));
         run.lines.clear();
         assert!(render(&run).contains("no step was logged"));
     }

@@ -117,6 +117,11 @@ impl RunRecord {
         rewards().into_iter().flatten().map(name).collect()
     }
 
+    /// Returns date and time of the run's end.
+    pub fn ended(&self) -> Option<String> {
+        Some(self.summary.as_ref()?.get("ended")?.as_str()?.to_owned())
+    }
+
     /// Returns a number of the summary.
     pub fn summed(&self, key: &str) -> Option<f64> {
         self.summary.as_ref()?.get(key)?.as_f64()

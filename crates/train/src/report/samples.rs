@@ -1,6 +1,7 @@
-//! Samples of a run that learns from rewards: completions of its first, its middle and its last round, with their rewards.
+//! What a run has written: the answers to its sample prompts before and after training, and where it learns from rewards completions of its first,
+//! its middle and its last round, with their rewards.
 //!
-//! Trade-off: the best and the worst completion of a few prompts, of rank 0 alone.
+//! Trade-off: of a round the best and the worst completion of a few prompts, of rank 0 alone.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::page::Block;
+use crate::page::{Block, Column, Table};
 use crate::plot::short;
 
 /// Prompts of a round that are shown.
@@ -38,6 +39,19 @@ pub(super) fn read(run: &Path) -> Vec<Round> {
     };
     let shown = files.into_iter().enumerate().filter(|(index, _)| [0, last / 2, last].contains(index));
     shown.map(|(_, file)| round(file)).filter(|round| !round.completions.is_empty()).collect()
+}
+
+/// CSS rules of the table of answers, which keep line breaks.
+pub(super) const STYLE: &str = "tr.answers td { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 12rem }\n";
+
+/// Shows the sample prompts in the summary of a run, each with its answers; nothing if there are none.
+pub(super) fn answers(summary: Option<&Value>) -> Vec<Block> {
+    let samples = summary.and_then(|summary| summary["samples"].as_array()).into_iter().flatten();
+    let cell = |text: &Value| text.as_str().map_or_else(|| "was not asked".to_owned(), beginning);
+    let row = |sample: &Value| ("answers", ["prompt", "before", "after"].map(|key| cell(&sample[key])).to_vec());
+    let names = ["prompt", "answer before training", "answer after training"];
+    let table = Table { columns: names.map(|name| (name, Column::Text)).to_vec(), rows: samples.map(row).collect() };
+    if table.rows.is_empty() { Vec::new() } else { vec![Block::heading("Answers"), Block::Table(table)] }
 }
 
 /// Shows rounds, whose rewards have these names in the order of the recipe.
@@ -99,11 +113,15 @@ fn words(prompt: &Value) -> String {
     }
 }
 
-/// Shows the beginning of a text.
 fn text(all: &str) -> Block {
+    Block::Verbatim(beginning(all))
+}
+
+/// Returns the beginning of a text.
+fn beginning(all: &str) -> String {
     let shown: String = all.chars().take(CHARACTERS).collect();
     let more = all.chars().count().saturating_sub(CHARACTERS);
-    Block::Verbatim(if more > 0 { format!("{shown} [{more} more characters]") } else { shown })
+    if more > 0 { format!("{shown} [{more} more characters]") } else { shown }
 }
 
 #[cfg(test)]
@@ -172,7 +190,6 @@ mod tests {
 
     #[test]
     fn a_long_text_is_cut() {
-        let Block::Verbatim(shown) = text(&"é".repeat(CHARACTERS + 5)) else { panic!("a text is verbatim") };
-        assert!(shown.ends_with("é [5 more characters]"));
+        assert!(beginning(&"é".repeat(CHARACTERS + 5)).ends_with("é [5 more characters]"));
     }
 }

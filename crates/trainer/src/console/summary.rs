@@ -69,6 +69,23 @@ pub struct Summary {
     pub ranks: Option<Box<RankMetrics>>,
     /// Folder of the adapter, or of the model if all of it was trained.
     pub weights: String,
+    /// The sample prompts with their answers, in the order of the recipe.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub samples: Vec<SampleAnswer>,
+    /// Date and time of the end, such as `2026-07-30 12:34 UTC`; empty in older summaries.
+    #[serde(default)]
+    pub ended: String,
+}
+
+/// A sample prompt with its answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SampleAnswer {
+    /// The prompt.
+    pub prompt: String,
+    /// The answer before the first step; `None` if there was no such prompt then.
+    pub before: Option<String>,
+    /// The answer of the trained weights.
+    pub after: String,
 }
 
 /// A held-out loss above this multiple of the one before the run causes a warning.

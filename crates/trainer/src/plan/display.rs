@@ -93,7 +93,7 @@ pub(super) fn best(plan: &Plan, _: &Value) -> Option<String> {
 }
 
 /// Writes the counts of a sentence as "12,345": words that are numbers of five digits or more.
-pub(super) fn with_grouped_numbers(sentence: &str) -> String {
+pub fn with_grouped_numbers(sentence: &str) -> String {
     let word = |word: &str| {
         let number = word.trim_matches(|sign: char| "(),.:;".contains(sign));
         let is_count = number.len() > 4 && number.bytes().all(|digit| digit.is_ascii_digit());

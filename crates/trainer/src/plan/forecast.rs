@@ -313,14 +313,8 @@ fn machine_reason(spec: Option<&AcceleratorSpec>, measured: Option<&MeasuredPeak
         let unverified = spec.unverified();
         let doubt =
             if unverified.is_empty() { String::new() } else { format!("; NOT VERIFIED: {}", unverified.join(", ")) };
-        format!(
-            "{} TFLOP/s dense {} ({}), {} TB/s ({}){doubt}",
-            spec.rates.bf16.value,
-            spec.kind.half().name(),
-            spec.rates.bf16.source(),
-            spec.bandwidth_tb_s.value,
-            spec.bandwidth_tb_s.source()
-        )
+        let (rate, half, bandwidth) = (spec.rates.bf16.value, spec.kind.half().name(), spec.bandwidth_tb_s.value);
+        format!("{rate} TFLOP/s dense {half}, {bandwidth} TB/s, whose sources docs/hardware.md names{doubt}")
     });
     let measured = measured.map(|peaks| {
         let gemms: Vec<String> =
@@ -344,9 +338,9 @@ fn step_reason(
         StepBound::HostLink => "copies to the host",
     };
     let origin = match (measured, spec) {
-        (Some(_), _) => "measured on this machine, and its copies".to_owned(),
+        (Some(_), _) => "measured on this machine, and its copies",
         (None, _) if backend == BackendKind::Wgpu => {
-            "the share that wgpu's kernels were measured at on an H200 through Vulkan".to_owned()
+            "the share that wgpu's kernels were measured at on an H200 through Vulkan"
         }
         (None, Some(spec)) => spec.sustained_share().1,
         (None, None) => unreachable!("a forecast rests on one of them"),

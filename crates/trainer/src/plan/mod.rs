@@ -59,6 +59,7 @@ pub use adapter::PlannedReference;
 pub use answers::MAX_PROMPTS_AT_ONCE;
 pub use backend::{choose_backend, command_format, compiled_names, compute_format};
 pub(crate) use deterministic::check_ranks;
+pub use display::with_grouped_numbers;
 pub use divided::weight_owners;
 pub use fit::SmallerRun;
 pub use forecast::Forecast;

@@ -72,6 +72,9 @@ pub struct RunState {
     pub best: Option<Best>,
     /// The sample answers before the first step.
     pub samples_before: Vec<String>,
+    /// The prompts that they answer; none in older checkpoints.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sample_prompts: Vec<String>,
     /// Hash of the base model's weights; `None` if the weights were drawn from the seed.
     pub base_hash: Option<u64>,
     /// The reference of a preference loss, if it was computed before training.

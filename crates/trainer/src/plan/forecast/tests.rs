@@ -116,6 +116,21 @@ fn ranges_are_printed_in_units_that_users_read() {
 }
 
 #[test]
+fn a_plan_names_the_page_of_sources_instead_of_each() {
+    for machine in ["h100", "b200", "a100"] {
+        let (forecast, spec) = (forecast_of(machine, &[]), AcceleratorSpec::named(machine).unwrap());
+        let lines: String = forecast.lines().into_iter().map(|(_, _, reason)| reason).collect();
+        assert!(
+            lines.contains("docs/hardware.md") && lines.contains(&spec.bandwidth_tb_s.value.to_string()),
+            "{lines}"
+        );
+        for figure in [Some(spec.rates.bf16), Some(spec.bandwidth_tb_s), spec.sustained_bf16].into_iter().flatten() {
+            assert!(!lines.contains(&figure.source()), "{machine}: {lines}");
+        }
+    }
+}
+
+#[test]
 fn speeds_measured_on_an_h100_lie_in_their_ranges() {
     // docs/roofline.md, one document per row.
     let measured = [

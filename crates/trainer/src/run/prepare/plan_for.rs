@@ -8,10 +8,10 @@ use std::path::PathBuf;
 
 use firebrick_arch::ModelConfig;
 use firebrick_data::{DataError, SourceError};
-use firebrick_hwprofile::AcceleratorSpec;
 use firebrick_hwprofile::human::{human_range, human_seconds};
 use firebrick_hwprofile::memory::human_bytes;
 use firebrick_hwprofile::spec::Engine;
+use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::BackendKind;
 
 use crate::config::{ConfigError, RunConfig};
@@ -83,80 +83,91 @@ impl PlanBasis {
         Ok(Plan::resolve(inputs)?.with_folders(self.folder.clone(), self.adapter.clone()))
     }
 
-    /// Returns a table of all accelerators that are known, the fastest first; what cannot run there, and why, comes last. `price`: what an hour of a
-    /// machine costs, where that is known.
-    pub fn compare(&self, world_size: usize, price: impl Fn(&AcceleratorSpec) -> Option<f64>) -> String {
-        let mut runs = Vec::new();
-        let mut others = Vec::new();
-        for machine in AcceleratorSpec::all() {
-            if machine.kind.engine() == Engine::NoBackend {
-                others.push((machine.name, "no backend runs there".to_owned()));
+    /// Returns a table of this machine and of all accelerators that are known, the fastest first, and those that were never measured after the
+    /// others; what cannot run there, and why, comes last. `price`: what an hour of a machine costs, where that is known.
+    pub fn compare(&self, world_size: usize, price: impl Fn(Option<&AcceleratorSpec>) -> Option<f64>) -> String {
+        let (mut runs, mut others) = (Vec::new(), Vec::new());
+        for machine in std::iter::once(None).chain(AcceleratorSpec::all().map(Some)) {
+            let name = machine.map_or("this machine", |machine| machine.name);
+            if machine.is_some_and(|machine| machine.kind.engine() == Engine::NoBackend) {
+                others.push((name, "no backend runs there".to_owned()));
                 continue;
             }
-            let request = PlanRequest {
-                machine: Some(machine),
-                force: true,
-                price_per_hour: price(machine),
-                ..PlanRequest::default()
-            };
-            match self.plan(world_size, &request).map(|plan| row(machine, &plan)) {
-                Ok(Ok((rank, cells))) => runs.push((rank, cells)),
-                Ok(Err(why)) => others.push((machine.name, why)),
+            let request =
+                PlanRequest { machine, force: true, price_per_hour: price(machine), ..PlanRequest::default() };
+            match self.plan(world_size, &request).map(|plan| row(name, &request.profile(), &plan)) {
+                Ok(Ok(run)) => runs.push(run),
+                Ok(Err(why)) => others.push((name, why)),
                 Err(error) => {
                     let message = error_message(&error);
                     let sentence = message.split(". ").next().unwrap_or_default();
-                    others.push((machine.name, sentence.lines().next().unwrap_or_default().to_owned()));
+                    others.push((name, sentence.lines().next().unwrap_or_default().to_owned()));
                 }
             }
         }
         runs.sort_by(|(left, _), (right, _)| left.partial_cmp(right).unwrap_or(Ordering::Equal));
-        let is_through_wgpu = runs.iter().any(|((through_wgpu, _), _)| *through_wgpu);
+        let measured = runs.iter().filter(|((is_unmeasured, _), _)| !is_unmeasured).count();
         let header = ["machine", "tokens/s", "time of the run", "memory", "backend", "recompute", "cost"];
-        let rows = runs.into_iter().map(|(_, cells)| cells);
-        let mut text = aligned(std::iter::once(header.map(str::to_owned)).chain(rows).collect());
-        if is_through_wgpu {
-            text += "\n\nThrough wgpu only the peaks of the hardware are known, and its kernels stay far below them: on an H100, Vulkan ran at \
-                     1/150 of CUDA (docs/limits.md).\n";
+        let mut rows = vec![header.map(str::to_owned).to_vec()];
+        rows.extend(runs.into_iter().map(|(_, cells)| cells));
+        if rows[1..].iter().all(|cells| cells.last().is_some_and(|cost| cost == NO_PRICE)) {
+            rows.iter_mut().for_each(|cells| drop(cells.pop()));
         }
-        others.iter().for_each(|(name, why)| text += &format!("\n{name}: {why}"));
-        text
+        let mut lines = aligned(&rows);
+        if measured + 1 < lines.len() {
+            lines.insert(measured + 1, UNMEASURED.to_owned());
+        }
+        lines.push(String::new());
+        others.iter().for_each(|(name, why)| lines.push(format!("{name}: {why}")));
+        lines.join("\n")
     }
 }
 
-/// What ranks a machine: whether it is driven through wgpu, which comes last, and the seconds of the run.
+/// The cost where no price was given.
+const NO_PRICE: &str = "no price";
+/// The line above machines of which no rate was measured.
+const UNMEASURED: &str =
+    "\nNever measured: peaks times the share of theirs that other machines reach, through wgpu an H200";
+
+/// What ranks a machine: whether no rate of it was measured, and the seconds of the run.
 type Rank = (bool, f64);
 
 /// Returns the rank of a machine and the cells of its row, or why the run does not run there.
-fn row(machine: &AcceleratorSpec, plan: &Plan) -> Result<(Rank, [String; 7]), String> {
+fn row(name: &str, profile: &HardwareProfile, plan: &Plan) -> Result<(Rank, Vec<String>), String> {
     if let Some(forced) = &plan.forced {
         return Err(format!("does not fit: {}", forced.reason));
     }
-    let Some(forecast) = &plan.forecast else { return Err("its peaks are not known".to_owned()) };
+    let (memory, backend) = (human_bytes(plan.memory_bytes.value), plan.backend.value);
+    let card = profile.cuda_card().or(profile.gpus.first());
+    let (Some(forecast), Some(card)) = (&plan.forecast, card) else {
+        return Err(format!("its peaks are not known; the run needs {memory} and backend {backend}"));
+    };
+    let is_of_the_table = backend != BackendKind::Wgpu && card.spec.is_some_and(|spec| spec.sustained_bf16.is_some());
+    let is_measured = is_of_the_table || profile.measured_peaks(&backend.to_string(), &card.name).is_some();
     let run = forecast.run_seconds.value;
-    let memory = human_bytes(plan.memory_bytes.value);
     let recompute = crate::config::to_name(&plan.recompute.value);
     let offloaded = if plan.offload.value { ", offloaded" } else { "" };
-    let cells = [
-        machine.name.to_owned(),
+    let cells = vec![
+        name.to_owned(),
         human_range(forecast.tokens_per_second.value),
         human_seconds(run),
-        format!("{memory} of {}", human_bytes(machine.memory_bytes())),
-        format!("{}, {}", plan.backend.value, plan.compute.value),
+        format!("{memory} of {}", human_bytes(card.memory_total_bytes)),
+        format!("{backend}, {}", plan.compute.value),
         format!("{recompute}{offloaded}"),
-        forecast.cost.value.map_or_else(|| "no price".to_owned(), human_range),
+        forecast.cost.value.map_or_else(|| NO_PRICE.to_owned(), human_range),
     ];
-    Ok(((plan.backend.value == BackendKind::Wgpu, run.lower + run.upper), cells))
+    Ok(((!is_measured, run.lower + run.upper), cells))
 }
 
-/// Writes rows with columns as wide as their widest cell.
-fn aligned<const N: usize>(rows: Vec<[String; N]>) -> String {
+/// Writes rows of equal length with columns as wide as their widest cell.
+fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; N] = std::array::from_fn(width);
-    let line = |row: &[String; N]| {
-        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+    rows.iter().map(line).collect()
 }
 
 /// Returns whether a model or data is not here or cannot be reached, in contrast to being wrong.

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use chrono::DateTime;
 use firebrick_files::AtomicFolder;
 use firebrick_kernels::Kernels;
 use firebrick_model::{CollectedWeights, Decoder, HfFolder, ModelError, float_type_of};
@@ -17,9 +18,10 @@ use super::background::Background;
 use super::numbers::report_evaluation;
 use super::trace::SAVE;
 use crate::config::to_name;
-use crate::console::{Outcome, Summary};
+use crate::console::{Outcome, SampleAnswer, Summary};
 use crate::error::RunError;
 use crate::metrics::{Evaluation, RunEnd};
+use crate::run::prepare::now;
 use crate::run::step::{Trainer, scalar};
 use crate::run::train_loop::start::sample;
 use crate::state::best::Best;
@@ -297,6 +299,8 @@ impl<B: Kernels> Run<B> {
             arithmetic: plan.arithmetic.value.clone(),
             weights: weights.display().to_string(),
             ranks: self.rank_meter.mean().map(Box::new),
+            samples: self.with_answers_before(&samples),
+            ended: DateTime::from_timestamp(now(), 0).unwrap_or_default().format("%Y-%m-%d %H:%M UTC").to_string(),
         };
         let text = serde_json::to_string_pretty(&summary).expect("a summary of plain fields is expressible as JSON");
         // Not earlier: a run whose weights cannot be written has failed.
@@ -328,6 +332,20 @@ impl<B: Kernels> Run<B> {
         }
         let folder = write_weights(self.folder.path(), &self.weights, &self.trainer.model, collected)?;
         Ok((folder, samples))
+    }
+
+    /// Returns the sample prompts with these answers, next to those before the first step; the recipe of that part of the run may have had other
+    /// prompts.
+    fn with_answers_before(&self, answers: &[String]) -> Vec<SampleAnswer> {
+        let earlier = || self.state.sample_prompts.iter().zip(&self.state.samples_before);
+        let before = |prompt: &String| earlier().find(|(asked, _)| *asked == prompt).map(|(_, answer)| answer.clone());
+        let answered = self.prepared.plan.sample_prompts.value.iter().zip(answers);
+        let sample = |(prompt, after): (&String, &String)| SampleAnswer {
+            prompt: prompt.clone(),
+            before: before(prompt),
+            after: after.clone(),
+        };
+        answered.map(sample).collect()
     }
 
     /// Returns the seconds since the start, over all resumed parts.

@@ -165,6 +165,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         evaluation_is_due: false,
         best: None,
         samples_before,
+        sample_prompts: prepared.plan.sample_prompts.value.clone(),
         base_hash: trainer.model.base_hash(),
         reference: None,
         decided: Some(prepared.plan.decided()),
