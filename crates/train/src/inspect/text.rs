@@ -158,7 +158,7 @@ mod tests {
         assert!(text.contains("<b>&\\u{1b}[31m⟦answer⟧"), "{text}");
         assert!(!text.contains('\u{1b}'), "no escape may reach the terminal");
         for part in [
-            "1200 records",
+            "1,200 records",
             "a.jsonl:3: 3 tokens",
             "Longest documents",
             "3 records (0.2 %) cut at",

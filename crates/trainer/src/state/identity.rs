@@ -80,10 +80,12 @@ impl RunSettings {
         Self(values)
     }
 
-    /// Returns a sentence about the changes from these saved settings to those of the run that continues; `None` if there are none.
+    /// Returns a sentence about the changes from these saved settings to those of the run that continues; `None` if there are none. Keys that did not
+    /// exist when they were saved are no changes.
     pub fn changes(&self, now: &Self) -> Option<String> {
         let changes: Vec<String> = differences(self, now)
             .into_iter()
+            .filter(|difference| self.0.contains_key(&difference.key))
             .map(|Difference { key, saved, now }| format!("{key} {saved} -> {now}"))
             .collect();
         (!changes.is_empty()).then(|| format!("changed since the checkpoint: {}", changes.join(", ")))

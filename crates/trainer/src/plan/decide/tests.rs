@@ -178,7 +178,10 @@ fn steps_go_on_where_the_host_has_room_for_a_copy_of_what_neither_is_paged_nor_d
         let optimizer = format!("train.optimizer={optimizer}");
         let full =
             ["mode=full", "lora=", "bnb_4bit=", "train.micro_batch_size=1", "train.optimizer_device_gib=0", &optimizer];
-        let plan = Example::new(&full, 141, host_gib).plan();
+        let mut example = Example::on("h200", &full);
+        let memory = &mut example.profile.memory;
+        (memory.total_bytes, memory.available_bytes) = (host_gib << 30, host_gib << 30);
+        let plan = example.plan();
         (plan.snapshot_bytes.value, 4 * plan.trained_parameters.value, plan.checkpoint_bytes.value)
     };
     let (copy, _, checkpoint) = copied("adamw_8bit", 512);
