@@ -154,15 +154,14 @@ impl Wandb {
         if self.step_before.is_some_and(|last| step < last || step == last && !is_evaluation) {
             return Ok(());
         }
-        let finite = scalars.into_iter().filter(|(_, value)| value.is_finite());
         match &mut self.row {
             Some((at, values)) if *at == step => {
-                values.extend(finite);
+                values.extend(scalars);
                 Ok(())
             }
             _ => {
                 let written = self.write_row();
-                self.row = Some((step, finite.collect()));
+                self.row = Some((step, scalars));
                 written
             }
         }
