@@ -37,7 +37,7 @@ const OPTIMIZER_PART: &str = "optimizer-";
 const STATE: &str = "state.json";
 
 /// The progress of a run, in addition to its tensors.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunState {
     /// Optimizer steps taken so far.
     pub step: u64,

@@ -17,11 +17,11 @@ use crate::plan::Plan;
 const OF: &str = " of ";
 
 /// Values that a resumed run must share with the run it continues.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunIdentity(Map<String, Value>);
 
 /// Values that may change when a run is resumed. Each change is reported.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunSettings(Map<String, Value>);
 
 /// A value that differs.

@@ -191,7 +191,7 @@ impl<B: Kernels> Run<B> {
                     self.console.print(&format!("the last checkpoint could not be written: {error}"));
                 }
                 // All ranks end for such numbers, so the first to end is not a loss to the others.
-                if !error.is_of_numbers() {
+                if !matches!(error, RunError::WrongNumbers(_)) {
                     self.save_after_loss();
                 }
                 self.report_alone();

@@ -7,7 +7,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use firebrick_data::Cursor;
 use firebrick_kernels::Kernels;
 use firebrick_model::{BatchLimits, Decoder};
 use firebrick_parallel::Ranks;
@@ -23,7 +22,6 @@ use crate::run::step::evaluate::Stage;
 use crate::run::text::generate::{continue_prompts, encode_prompt};
 use crate::state::checkpoint::{ADAPTER, RunState, SavedWeights, restore};
 use crate::state::checkpoint_folder::{checkpoint_of, set_aside_after};
-use crate::state::guard::Guard;
 use crate::state::identity::{RunIdentity, RunSettings, check_model};
 use crate::state::manifest::Manifest;
 use crate::state::reference_identity::ReferenceIdentity;
@@ -150,27 +148,15 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         console.samples("before", &prepared.plan.sample_prompts.value, &samples_before);
     }
     Ok(RunState {
-        step: 0,
-        cursor: Cursor::default(),
-        loss_tokens: 0,
         date: prepared.date,
-        wall_s: 0.0,
-        step_s: 0.0,
-        step_tokens: 0,
-        rounds: None,
-        loss_scale: None,
-        guard: Guard::default(),
-        last_losses: Vec::new(),
         before,
-        evaluation_is_due: false,
-        best: None,
         samples_before,
         base_hash: trainer.model.base_hash(),
-        reference: None,
         decided: Some(prepared.plan.decided()),
         length_group: prepared.train.length_group(),
         identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint(), prepared.train.report().documents),
         settings: RunSettings::new(&prepared.plan),
+        ..RunState::default()
     })
 }
 
