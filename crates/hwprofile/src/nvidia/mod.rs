@@ -51,7 +51,7 @@ pub fn gpus(description: &NvmlDescription, environment: &CudaEnvironment, notes:
 fn gpu(seen: &visible::Visible<'_>, description: &NvmlDescription, notes: &mut Vec<String>) -> Gpu {
     let (card, slice) = (seen.card, seen.slice);
     let (name, uuid) = slice.map_or((&card.name, &card.uuid), |slice| (&slice.name, &slice.uuid));
-    let [total, free] = slice.map_or([card.memory_total_bytes, card.memory_free_bytes], |slice| {
+    let [total, memory_free_bytes] = slice.map_or([card.memory_total_bytes, card.memory_free_bytes], |slice| {
         [slice.memory_total_bytes, slice.memory_free_bytes]
     });
     let spec = if slice.is_some() { None } else { spec(card) };
@@ -59,12 +59,8 @@ fn gpu(seen: &visible::Visible<'_>, description: &NvmlDescription, notes: &mut V
     note_power(card, notes);
     Gpu {
         index: card.index,
-        maker: Maker::Nvidia,
         uuid: Some(uuid.clone()),
-        name: name.clone(),
-        memory_total_bytes: total,
-        memory_free_bytes: free,
-        unified_memory: false,
+        memory_free_bytes,
         driver_version: description.driver_version.clone(),
         compute_capability: card.compute_capability,
         clocks: Some(card.clocks),
@@ -72,6 +68,7 @@ fn gpu(seen: &visible::Visible<'_>, description: &NvmlDescription, notes: &mut V
         pcie: card.pcie,
         is_partition: slice.is_some(),
         spec,
+        ..Gpu::described(Maker::Nvidia, name, total)
     }
 }
 

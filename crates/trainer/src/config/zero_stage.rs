@@ -49,22 +49,3 @@ impl fmt::Display for ZeroStage {
         write!(formatter, "{}", self.0)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_stage_is_written_as_its_number_and_divides_what_those_before_it_divide() {
-        let divided = |stage: ZeroStage| [stage.divides_state(), stage.divides_gradients(), stage.divides_weights()];
-        let stages = [ZeroStage::NONE, ZeroStage::STATE, ZeroStage::GRADIENTS, ZeroStage::WEIGHTS];
-        for (number, stage) in stages.into_iter().enumerate() {
-            let written = serde_json::to_string(&stage).unwrap();
-            assert_eq!((written.as_str(), stage.to_string()), (number.to_string().as_str(), number.to_string()));
-            assert_eq!(serde_json::from_str::<ZeroStage>(&written).unwrap(), stage);
-            assert_eq!(divided(stage), [number >= 1, number >= 2, number >= 3]);
-            assert!(stage.exists());
-        }
-        assert!(!serde_json::from_str::<ZeroStage>("4").unwrap().exists());
-    }
-}
