@@ -215,7 +215,6 @@ fn step<B: Kernels>(trainer: &mut Trainer<B>, batch: &Batch) -> Result<(f32, f64
     }
 }
 
-/// Builds the report from the measurements.
 fn report(case: &Case<'_>, steps: Steps, (peak_bytes, peak_source): (u64, MemorySource), peaks: Peaks) -> BenchReport {
     const GIB: f64 = (1u64 << 30) as f64;
     let Case { options, profile, plan, model, .. } = *case;

@@ -23,7 +23,6 @@ impl ZeroStage {
     /// The weights of the layers too.
     pub const WEIGHTS: Self = Self(3);
 
-    /// Returns whether ZeRO has this stage.
     pub(super) fn exists(self) -> bool {
         self.0 <= Self::WEIGHTS.0
     }

@@ -303,7 +303,6 @@ impl Client {
         found.map(Some).ok_or_else(|| self.error(GET, "the answer has no experiment.experiment_id".to_owned()))
     }
 
-    /// Returns the last step of each metric of a run.
     fn last_steps(&self, run_id: &str) -> Result<BTreeMap<String, u64>, MlflowError> {
         const GET: &str = "runs/get";
         let answer = self.accepted(GET, self.get(GET, "run_id", run_id)?)?;
@@ -339,7 +338,6 @@ impl Client {
         self.authorization.iter().fold(call, |call, value| call.header("authorization", value))
     }
 
-    /// Reads status and body of an answer.
     fn read(
         &self,
         request: &'static str,

@@ -141,7 +141,6 @@ impl Wandb {
         Ok(sink)
     }
 
-    /// Appends a message as the next record.
     fn record(&mut self, number: u32, message: &[u8]) -> Result<(), StorageError> {
         self.records += 1;
         self.log.append(&[varint(1, self.records), bytes(number, message)].concat())

@@ -79,12 +79,9 @@ impl Forecast {
     }
 }
 
-/// The length of a run.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RunLength {
-    /// Optimizer steps.
     pub(super) steps: u64,
-    /// Micro-batches per step.
     pub(super) micro_batches: usize,
     /// Processes that train together.
     pub(super) world_size: usize,

@@ -13,7 +13,6 @@ use crate::plan::fixtures::Example;
 use crate::plan::fixtures::{full_rows, llama, read_recipe};
 use crate::plan::{Plan, PlanInputs, PlanRequest};
 
-/// The recipe for one H100.
 const RECIPE: &str = include_str!("../../../../../configs/h100.toml");
 
 fn plan(machine: &str, changes: &[&str], request: PlanRequest) -> Plan {

@@ -94,7 +94,6 @@ struct Run<B: Kernels> {
     is_saving: Arc<AtomicBool>,
     /// The checkpoint that a thread writes.
     background: Option<Background>,
-    /// When the disk was looked at.
     disk_seen: Instant,
     /// How long steps waited for checkpoints, without the last one.
     waited_for_saves: Duration,

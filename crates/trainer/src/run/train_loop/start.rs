@@ -45,7 +45,6 @@ impl StartPoint {
         }
     }
 
-    /// Returns the run folder.
     pub(super) fn folder(&self) -> &RunFolder {
         match self {
             Self::New(folder) => folder,
@@ -62,7 +61,6 @@ impl StartPoint {
     }
 }
 
-/// The starting point of a run.
 pub(super) struct Start {
     /// The run folder, with recipe and plan in it.
     pub(super) folder: RunFolder,
