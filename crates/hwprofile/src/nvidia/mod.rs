@@ -29,14 +29,6 @@ pub(crate) fn detect(notes: &mut Vec<String>) -> Vec<Gpu> {
     }
 }
 
-/// Reads all of NVML's data about this machine, for a recording.
-///
-/// # Errors
-/// The reason why NVML is not available, in a sentence.
-pub fn describe_this_machine() -> Result<NvmlDescription, String> {
-    Nvml::init().and_then(|nvml| describe(&nvml)).map_err(|error| why_no_nvml(&error))
-}
-
 /// Returns the cards of a described machine that CUDA shows under these variables, in CUDA's order. Missing or unusual data becomes a note.
 pub fn gpus(description: &NvmlDescription, environment: &CudaEnvironment, notes: &mut Vec<String>) -> Vec<Gpu> {
     notes.extend(description.unreadable.iter().cloned());
