@@ -36,7 +36,7 @@ impl Activity {
 
 impl Drop for Activity {
     fn drop(&mut self) {
-        self.goes_on = None;
+        drop(self.goes_on.take());
         if let Some(thread) = self.thread.take() {
             // A panic of the display must not end the run.
             let _ = thread.join();
