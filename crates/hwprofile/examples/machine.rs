@@ -1,19 +1,13 @@
-//! Prints the hardware profile of this machine; with `--record` NVML's data about it, as in the recordings in `tests/recorded`; with `--watch` the
-//! usage of its first accelerator, ten times.
-//!
-//! Trade-off: identifiers of cards are printed unchanged; replace them before you commit a recording.
+//! Prints the hardware profile of this machine; with `--watch` the usage of its first accelerator, ten times.
 #![allow(clippy::print_stdout, reason = "an example talks to its terminal")]
 
 use std::time::Duration;
 
 use firebrick_hwprofile::HardwareProfile;
-use firebrick_hwprofile::nvidia::describe_this_machine;
 use firebrick_hwprofile::usage::{UsageMonitor, UsageTarget};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    if std::env::args().any(|argument| argument == "--record") {
-        println!("{}", serde_json::to_string_pretty(&describe_this_machine()?)?);
-    } else if std::env::args().any(|argument| argument == "--watch") {
+fn main() -> Result<(), serde_json::Error> {
+    if std::env::args().any(|argument| argument == "--watch") {
         watch()?;
     } else {
         print!("{}", HardwareProfile::detect_with_adapters());

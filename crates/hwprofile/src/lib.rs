@@ -64,18 +64,19 @@ impl HardwareProfile {
     /// Detects this machine: some milliseconds, no GPU work, no network. Never fails and never panics: everything that cannot be detected becomes a
     /// note.
     pub fn detect() -> Self {
+        Self::with(Vec::new())
+    }
+
+    fn with(adapters: Vec<Adapter>) -> Self {
         let mut notes = Vec::new();
         let (cpu, memory) = (host::cpu(&mut notes), host::memory(&mut notes));
         let mut gpus = nvidia::detect(&mut notes);
         gpus.extend(amd::detect(Path::new(amd::SYSFS), &mut notes));
-        Self { named: None, cpu, memory, gpus, adapters: Vec::new(), measured: Vec::new(), notes }.with_measured_peaks()
-    }
-
-    /// Adds the peaks that were stored for its devices.
-    fn with_measured_peaks(mut self) -> Self {
-        let stored = peaks::cache_folder().map(|folder| MeasuredPeaks::load_all(&folder, &mut self.notes));
-        self.measured = stored.into_iter().flatten().filter(|peaks| peaks.is_of(&self)).collect();
-        self
+        adapter::add(&mut gpus, &adapters, memory, &mut notes);
+        let stored = peaks::cache_folder().map(|folder| MeasuredPeaks::load_all(&folder, &mut notes));
+        let mut profile = Self { named: None, cpu, memory, gpus, adapters, measured: Vec::new(), notes };
+        profile.measured = stored.into_iter().flatten().filter(|peaks| peaks.is_of(&profile)).collect();
+        profile
     }
 
     /// Returns the measured peaks of a backend on a device, if there are any. For a processor `device` is its [`peaks::processor_key`].
@@ -86,14 +87,7 @@ impl HardwareProfile {
     /// Does the same as [`detect`](Self::detect) with wgpu's adapters, which show Apple's and other GPUs. Loads the graphics drivers, which may take
     /// a second; finds nothing more if this binary was built without wgpu.
     pub fn detect_with_adapters() -> Self {
-        let mut profile = Self::detect();
-        profile.adapters = adapter::adapters();
-        adapter::add(&mut profile.gpus, &profile.adapters, profile.memory, &mut profile.notes);
-        // `detect` already added the notes about unreadable files.
-        let known = profile.notes.len();
-        let mut profile = profile.with_measured_peaks();
-        profile.notes.truncate(known);
-        profile
+        Self::with(adapter::adapters())
     }
 
     /// Describes a machine by these facts alone, with all its memory free.

@@ -112,8 +112,6 @@ pub struct RooflineTime {
     pub t_math: f64,
     /// Seconds of memory traffic.
     pub t_memory: f64,
-    /// Whose rates these are.
-    pub source: RateSource,
 }
 
 impl RooflineTime {
@@ -124,7 +122,6 @@ impl RooflineTime {
                 + work.fp8_flops / rates.fp8_flops_per_s
                 + work.attention_flops / rates.attention_flops_per_s,
             t_memory: work.bytes / rates.bytes_per_s,
-            source: rates.source,
         }
     }
 

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use firebrick_hwprofile::usage::{Gauge, Throttle, Usage, UsageMonitor, UsageTarget};
 
-/// Builds the library into a folder.
 fn library(folder: &tempfile::TempDir) -> PathBuf {
     let path = folder.path().join("libfake_nvml.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_nvml.c");

@@ -57,56 +57,15 @@ pub enum RunError {
         /// What is saved and how to continue.
         advice: String,
     },
-    /// The loss or the gradients of a step are not finite, or too many steps were skipped.
-    #[error(
-        "step {step}: {problem}: training has diverged and was stopped; {found}. The last checkpoint is untouched. Lower \
-         train.learning_rate, raise train.warmup_steps, or look at the rows of this step, which are saved; this runs \
-         them again: {replay}"
-    )]
-    StepStopped {
-        /// The step, from 1.
-        step: u64,
-        problem: String,
-        /// Where the first such value is.
-        found: String,
-        /// The command that runs the step again.
-        replay: String,
-    },
-    /// The trained weights are not finite, or so large that their norm is not.
-    #[error(
-        "step {step}: its update left weights whose norm is {norm}: training has diverged and was stopped. Nothing of \
-         this step is saved, and earlier checkpoints are untouched. Lower train.learning_rate, or raise \
-         train.warmup_steps"
-    )]
-    WeightsNotFinite {
-        /// The step, from 1.
-        step: u64,
-        norm: f32,
-    },
-    /// The first loss of preference training does not match that of a model which is its own reference.
-    #[error(
-        "the first loss of pairs is {loss:.6}, and it must be ln 2 = 0.693147 within {tolerance:.0e}, because before \
-         its first step the model is its own reference: what it was compared with is another model. {advice}"
-    )]
-    NotItsReference {
-        /// The loss, without the cross entropy of the chosen.
-        loss: f64,
-        /// How far off rounding may be.
-        tolerance: f64,
-        /// Where the log-probabilities of the reference came from, and what to do.
-        advice: String,
-    },
+    /// The numbers of a step are wrong, so nothing of the step may be saved.
+    #[error("{0}")]
+    WrongNumbers(String),
     /// A chat's messages cannot be read, or its answers cannot be written.
     #[error("the terminal is gone: {0}")]
     Terminal(io::Error),
 }
 
 impl RunError {
-    /// Returns whether the numbers of a step are wrong, so that nothing of the step may be saved.
-    pub fn is_of_numbers(&self) -> bool {
-        matches!(self, Self::StepStopped { .. } | Self::WeightsNotFinite { .. } | Self::NotItsReference { .. })
-    }
-
     /// Returns whether a disk had no room for what was to be written.
     pub fn is_disk_full(&self) -> bool {
         if let Self::Storage(StorageError::DiskFull { .. } | StorageError::DiskOfOtherRankFull { .. }) = self {

@@ -29,14 +29,6 @@ pub(crate) fn detect(notes: &mut Vec<String>) -> Vec<Gpu> {
     }
 }
 
-/// Reads all of NVML's data about this machine, for a recording.
-///
-/// # Errors
-/// The reason why NVML is not available, in a sentence.
-pub fn describe_this_machine() -> Result<NvmlDescription, String> {
-    Nvml::init().and_then(|nvml| describe(&nvml)).map_err(|error| why_no_nvml(&error))
-}
-
 /// Returns the cards of a described machine that CUDA shows under these variables, in CUDA's order. Missing or unusual data becomes a note.
 pub fn gpus(description: &NvmlDescription, environment: &CudaEnvironment, notes: &mut Vec<String>) -> Vec<Gpu> {
     notes.extend(description.unreadable.iter().cloned());
@@ -51,7 +43,7 @@ pub fn gpus(description: &NvmlDescription, environment: &CudaEnvironment, notes:
 fn gpu(seen: &visible::Visible<'_>, description: &NvmlDescription, notes: &mut Vec<String>) -> Gpu {
     let (card, slice) = (seen.card, seen.slice);
     let (name, uuid) = slice.map_or((&card.name, &card.uuid), |slice| (&slice.name, &slice.uuid));
-    let [total, free] = slice.map_or([card.memory_total_bytes, card.memory_free_bytes], |slice| {
+    let [total, memory_free_bytes] = slice.map_or([card.memory_total_bytes, card.memory_free_bytes], |slice| {
         [slice.memory_total_bytes, slice.memory_free_bytes]
     });
     let spec = if slice.is_some() { None } else { spec(card) };
@@ -59,12 +51,8 @@ fn gpu(seen: &visible::Visible<'_>, description: &NvmlDescription, notes: &mut V
     note_power(card, notes);
     Gpu {
         index: card.index,
-        maker: Maker::Nvidia,
         uuid: Some(uuid.clone()),
-        name: name.clone(),
-        memory_total_bytes: total,
-        memory_free_bytes: free,
-        unified_memory: false,
+        memory_free_bytes,
         driver_version: description.driver_version.clone(),
         compute_capability: card.compute_capability,
         clocks: Some(card.clocks),
@@ -72,6 +60,7 @@ fn gpu(seen: &visible::Visible<'_>, description: &NvmlDescription, notes: &mut V
         pcie: card.pcie,
         is_partition: slice.is_some(),
         spec,
+        ..Gpu::described(Maker::Nvidia, name, total)
     }
 }
 

@@ -158,7 +158,6 @@ fn sample(target: UsageTarget, shared: &Shared) {
 mod tests {
     use super::*;
 
-    /// Waits for the first sample.
     fn first(monitor: &UsageMonitor) -> Usage {
         let started = Instant::now();
         while monitor.samples() == 0 {

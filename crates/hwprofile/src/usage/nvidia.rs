@@ -51,29 +51,20 @@ struct Card<'nvml> {
     nvml: &'nvml Nvml,
     device: Device<'nvml>,
     energy_at_start_mj: Option<u64>,
-    counters: Counters<'nvml>,
-}
-
-/// Source of bandwidth and traffic.
-enum Counters<'nvml> {
-    /// GPM, with the sample of the last look.
-    Gpm(GpmSample<'nvml>),
-    /// NVML's older calls.
-    Basic,
+    /// The sample of the last look; `None`: bandwidth and traffic come from NVML's older calls.
+    gpm: Option<GpmSample<'nvml>>,
 }
 
 impl<'nvml> Card<'nvml> {
     /// Creates the card; also returns what cannot be sampled of it.
     fn new(nvml: &'nvml Nvml, device: Device<'nvml>) -> (Self, Vec<String>) {
-        let (counters, note) = match first_sample(&device) {
-            Ok(sample) => (Counters::Gpm(sample), None),
-            Err(why) => (
-                Counters::Basic,
-                Some(format!("tensor-core and memory-bandwidth utilization and NVLink traffic are not sampled: {why}")),
-            ),
+        let first = first_sample(&device);
+        let note = |why: &String| {
+            format!("tensor-core and memory-bandwidth utilization and NVLink traffic are not sampled: {why}")
         };
+        let notes = first.as_ref().err().map(note).into_iter().collect();
         let energy_at_start_mj = device.total_energy_consumption().ok();
-        (Self { nvml, device, energy_at_start_mj, counters }, note.into_iter().collect())
+        (Self { nvml, gpm: first.ok(), device, energy_at_start_mj }, notes)
     }
 
     fn read(&mut self, sample: &mut Sample) {
@@ -88,9 +79,9 @@ impl<'nvml> Card<'nvml> {
         if let (Some(start), Ok(now)) = (self.energy_at_start_mj, device.total_energy_consumption()) {
             sample.set(Gauge::EnergyJ, Some(now.saturating_sub(start) as f64 / 1e3));
         }
-        match &mut self.counters {
-            Counters::Gpm(before) => gpm(self.nvml, device, before, sample),
-            Counters::Basic => {
+        match &mut self.gpm {
+            Some(before) => gpm(self.nvml, device, before, sample),
+            None => {
                 sample.set(Gauge::MemoryBusy, utilization.map(|rates| f64::from(rates.memory)));
                 let kilobytes = |counter| device.pcie_throughput(counter).ok().map(|rate| f64::from(rate) / 1e6);
                 sample.set(Gauge::PcieTxGbS, kilobytes(PcieUtilCounter::Send));

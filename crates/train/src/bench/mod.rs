@@ -16,7 +16,8 @@ use firebrick_arch::{ModelConfig, counted};
 use firebrick_data::Batch;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::measure::ProcessClock;
-use firebrick_hwprofile::roofline::{RateSource, Rates, RooflineTime, model_flops_utilization};
+use firebrick_hwprofile::peaks::processor_key;
+use firebrick_hwprofile::roofline::{Rates, RooflineTime, model_flops_utilization};
 use firebrick_kernels::{BackendKind, Kernels, step_work};
 use firebrick_parallel::Ranks;
 use firebrick_precision::FloatType;
@@ -214,7 +215,6 @@ fn step<B: Kernels>(trainer: &mut Trainer<B>, batch: &Batch) -> Result<(f32, f64
     }
 }
 
-/// Builds the report from the measurements.
 fn report(case: &Case<'_>, steps: Steps, (peak_bytes, peak_source): (u64, MemorySource), peaks: Peaks) -> BenchReport {
     const GIB: f64 = (1u64 << 30) as f64;
     let Case { options, profile, plan, model, .. } = *case;
@@ -277,19 +277,14 @@ fn rates(profile: &HardwareProfile, plan: &Plan, peaks: &Peaks) -> (Rates, Strin
         Some((spec, peak)) if plan.backend.value == BackendKind::Cuda && plan.compute.value != FloatType::F32 => {
             (peak, format!("{}, dense {}, {}", spec.name, spec.kind.half().name(), spec.rates.bf16.source()))
         }
-        _ => {
-            let measured = format!("a GEMM of {0} x {0} x {0} on this device", peaks.gemm_size);
-            (Rates { source: RateSource::Measured, ..peaks.rates() }, measured)
-        }
+        _ => (peaks.rates(), format!("a GEMM of {0} x {0} x {0} on this device", peaks.gemm_size)),
     }
 }
 
 fn device_name(profile: &HardwareProfile, backend: BackendKind) -> String {
     match (backend, profile.cuda_card()) {
         (BackendKind::Cuda, Some(card)) => card.name.clone(),
-        (BackendKind::Flex | BackendKind::Candle, _) => {
-            format!("{}, {} threads", profile.cpu.name, profile.cpu.logical_cores)
-        }
+        (BackendKind::Flex | BackendKind::Candle, _) => processor_key(profile),
         _ => backend.to_string(),
     }
 }

@@ -25,7 +25,6 @@ struct Table {
 static TABLE: LazyLock<Table> =
     LazyLock::new(|| toml::from_str(include_str!("answers.toml")).expect("a test has read the table"));
 
-/// Commands that take a recipe.
 const WITH_RECIPE: [&str; 4] = ["train", "plan", "inspect", "reward"];
 
 /// Returns the answer to what was typed after the program's name, if it is better than `error`, which clap made of it.
@@ -154,7 +153,6 @@ mod tests {
     use super::*;
     use crate::command_line;
 
-    /// Returns the answer to a command line.
     fn said(words: &str) -> String {
         let typed: Vec<String> = words.split(' ').map(str::to_owned).collect();
         let line = command_line();

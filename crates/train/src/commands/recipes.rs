@@ -96,7 +96,6 @@ pub(crate) struct PlanArguments {
     ranks: u32,
 }
 
-/// The machines of `plan --for`.
 #[derive(Clone, Copy)]
 enum Machines {
     All,

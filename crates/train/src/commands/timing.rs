@@ -49,7 +49,6 @@ pub(crate) fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Resu
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints how fast text is generated.
 pub(crate) fn time_generation(BenchGenerate { options, json }: &BenchGenerate) -> anyhow::Result<()> {
     print(&bench_generation(options)?, *json)
 }

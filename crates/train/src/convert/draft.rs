@@ -19,7 +19,6 @@ pub(super) fn is_decisive(key: &str) -> bool {
         || DECISIVE.split(' ').any(|known| known == key)
 }
 
-/// Returns whether a section of recipes has a key of this name.
 pub(super) fn has_key(section: &str, name: &str) -> bool {
     // Made from the whole schema, once.
     static KNOWN: LazyLock<KnownKeys> = LazyLock::new(known_keys);

@@ -120,12 +120,10 @@ pub(super) fn nothing_does(value: &Value) -> Outcome {
     unless_off(value, "nothing here does this")
 }
 
-/// Returns the text of a setting among `all`.
 pub(super) fn text_of<'a>(all: &'a [Setting], name: &str) -> Option<&'a str> {
     all.iter().find(|setting| setting.name() == name).and_then(|setting| setting.value.as_str())
 }
 
-/// Returns the number of a setting among `all`.
 pub(super) fn number_of(all: &[Setting], name: &str) -> Option<f64> {
     all.iter().find(|setting| setting.name() == name).and_then(|setting| number(&setting.value))
 }

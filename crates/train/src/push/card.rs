@@ -17,7 +17,6 @@ pub(super) const FILE: &str = "README.md";
 /// The recipe of the run that saved the folder, next to the folder.
 const RECIPE: &str = "config.toml";
 
-/// Known facts about a folder.
 #[derive(Debug, PartialEq)]
 pub(super) struct Facts {
     /// Whether it is an adapter rather than a whole model.

@@ -48,18 +48,26 @@ impl<T> From<Option<T>> for Auto<T> {
     }
 }
 
-/// A value that "auto" may stand for.
-pub trait Choice: Copy + Serialize {
+/// A value that "auto" may stand for: a number, or one of several names.
+pub trait Choice: Copy + Serialize + DeserializeOwned {
     /// Name of the schema's definition.
     const DEFINITION: &'static str;
     /// What a recipe may write.
-    const EXPECTED: &'static str;
+    const EXPECTED: &'static str = "a string";
+    /// "auto" and the names; empty for numbers.
+    const NAMES: &'static [&'static str] = &[];
 
     /// Returns the schema of the value and of "auto".
-    fn schema() -> Schema;
+    fn schema() -> Schema {
+        json_schema!({ "type": "string", "enum": Self::NAMES })
+    }
 
     /// Reads what was written: a text other than "auto", or a number.
-    fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E>;
+    fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E> {
+        let Unexpected::Str(name) = written else { return Err(E::invalid_type(written, &Self::EXPECTED)) };
+        let value = from_name(name).ok().filter(|_| Self::NAMES.contains(&name));
+        value.ok_or_else(|| E::unknown_variant(name, Self::NAMES))
+    }
 }
 
 /// Rows of a micro-batch: `train.micro_batch_size`.
@@ -100,7 +108,7 @@ impl Choice for f64 {
 }
 
 /// A fraction of the data: `data.eval_fraction`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Share(pub f64);
 
@@ -121,27 +129,15 @@ impl Choice for Share {
     }
 }
 
-const BACKENDS: [&str; 5] =
-    [AUTO, BackendKind::Cuda.name(), BackendKind::Wgpu.name(), BackendKind::Candle.name(), BackendKind::Flex.name()];
-
 impl Choice for BackendKind {
     const DEFINITION: &'static str = "BackendChoice";
-    const EXPECTED: &'static str = "a string";
-
-    fn schema() -> Schema {
-        json_schema!({ "type": "string", "enum": BACKENDS })
-    }
-
-    fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E> {
-        named(written, &BACKENDS)
-    }
+    const NAMES: &'static [&'static str] =
+        &[AUTO, Self::Cuda.name(), Self::Wgpu.name(), Self::Candle.name(), Self::Flex.name()];
 }
-
-const POLICIES: [&str; 5] = [AUTO, "full", "projections", "selective", "none"];
 
 impl Choice for Recompute {
     const DEFINITION: &'static str = "RecomputeChoice";
-    const EXPECTED: &'static str = "a string";
+    const NAMES: &'static [&'static str] = &[AUTO, "full", "projections", "selective", "none"];
 
     fn schema() -> Schema {
         let descriptions = [
@@ -151,44 +147,16 @@ impl Choice for Recompute {
             "Save the outputs of matrix multiplications and of attention.",
             "Save all that the backward reads.",
         ];
-        let policies = POLICIES.iter().zip(descriptions);
+        let policies = Self::NAMES.iter().zip(descriptions);
         let one = |(name, what)| json!({ "type": "string", "const": name, "description": what });
         json_schema!({ "oneOf": policies.map(one).collect::<Vec<_>>(), "description": "The value of `train.recompute`." })
     }
-
-    fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E> {
-        named(written, &POLICIES)
-    }
 }
-
-const SUMS: [&str; 3] = [AUTO, FloatType::F32.name(), FloatType::Bf16.name()];
 
 /// The format of sums: `train.gradients`.
 impl Choice for FloatType {
     const DEFINITION: &'static str = "GradientSums";
-    const EXPECTED: &'static str = "a string";
-
-    fn schema() -> Schema {
-        json_schema!({ "type": "string", "enum": SUMS })
-    }
-
-    fn read<E: DeError>(written: Unexpected<'_>) -> Result<Self, E> {
-        match written {
-            Unexpected::Str(name) if !SUMS.contains(&name) => Err(E::unknown_variant(name, &SUMS)),
-            written => named(written, &SUMS),
-        }
-    }
-}
-
-/// Reads one of several names.
-fn named<T: Choice + DeserializeOwned, E: DeError>(
-    written: Unexpected<'_>,
-    names: &'static [&'static str],
-) -> Result<T, E> {
-    match written {
-        Unexpected::Str(name) => from_name(name).map_err(|_| E::unknown_variant(name, names)),
-        _ => Err(E::invalid_type(written, &T::EXPECTED)),
-    }
+    const NAMES: &'static [&'static str] = &[AUTO, Self::F32.name(), Self::Bf16.name()];
 }
 
 /// Has the limits of its number.
@@ -208,7 +176,7 @@ impl FromStr for BackendChoice {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        from_name(name).map_err(|_| format!("'{name}' is not one of {}", BACKENDS.join(", ")))
+        from_name(name).map_err(|_| format!("'{name}' is not one of {}", BackendKind::NAMES.join(", ")))
     }
 }
 
@@ -295,8 +263,8 @@ mod tests {
 
     #[test]
     fn every_name_of_a_backend_is_an_argument() {
-        for name in BACKENDS {
-            assert_eq!(name.parse::<BackendChoice>().unwrap().to_string(), name);
+        for name in BackendKind::NAMES {
+            assert_eq!(name.parse::<BackendChoice>().unwrap().to_string(), *name);
         }
         assert!("tpu".parse::<BackendChoice>().unwrap_err().contains("candle, flex"));
     }

@@ -157,7 +157,6 @@ impl RunConfig {
     }
 }
 
-/// Returns the rules of `[data]`.
 pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let data = &config.data;
     let mut rules = rules! {

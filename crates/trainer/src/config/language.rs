@@ -7,7 +7,6 @@ use toml::de::{DeTable, DeValue};
 
 use crate::config::yaml;
 
-/// The language of a recipe file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Language {
     Toml,

@@ -133,7 +133,6 @@ impl RunConfig {
         self.max_seq_len.unwrap_or(MAX_SEQ_LEN)
     }
 
-    /// Returns every key that has a limit.
     fn all_limits(&self) -> Vec<Limited> {
         let sections = [self.data.limits(), self.train.limits(), self.eval.limits(), self.checkpoint.limits()];
         let optional = self.preference.iter().map(PreferenceSection::limits);

@@ -119,13 +119,9 @@ impl RunConfig {
 
 /// Returns the rules of pairs of answers. Without the section, no source may contain pairs.
 pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
-    let formats: Vec<RecordFormat> = config
-        .data
-        .training_sources()
-        .into_iter()
-        .chain(config.data.held_out_sources())
-        .map(|source| source.format)
-        .collect();
+    let data = &config.data;
+    let sources = data.training_sources().into_iter().chain(data.held_out_sources());
+    let formats: Vec<RecordFormat> = sources.map(|source| source.format).collect();
     let Some(preference) = &config.preference else {
         return rules! {
             "data.format": !formats.contains(&RecordFormat::Preference),
@@ -133,7 +129,6 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
                 "add the section [preference] with loss = \"dpo\" or \"orpo\"";
         };
     };
-    let data = &config.data;
     let is_dpo = preference.loss == PreferenceLoss::Dpo;
     let smoothing = preference.label_smoothing;
     let smooths = is_dpo && matches!(preference.loss_type, LossType::Sigmoid | LossType::Robust);

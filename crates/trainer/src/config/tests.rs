@@ -42,7 +42,7 @@ fn model_and_data_are_enough() {
 }
 
 #[test]
-fn full_fine_tuning_is_never_what_a_recipe_does_by_omission() {
+fn full_fine_tuning_is_never_an_omission_and_pairs_have_lower_rates() {
     let cases: &[(&[&str], Mode, f64)] = &[
         (&["bnb_4bit={}", "lora="], Mode::Qlora, 2e-4),
         (&["bnb_4bit={}"], Mode::Qlora, 2e-4),
@@ -51,6 +51,9 @@ fn full_fine_tuning_is_never_what_a_recipe_does_by_omission() {
         (&["mode=full", "lora="], Mode::Full, 2e-5),
         (&["mode=full", "lora=", "train.learning_rate=1e-4"], Mode::Full, 1e-4),
         (&["init=random", "lora="], Mode::Full, 2e-4),
+        (&["preference={}"], Mode::Lora, 1e-5),
+        (&["preference={}", "mode=full", "lora="], Mode::Full, 1e-6),
+        (&["preference={}", "train.learning_rate=3e-5"], Mode::Lora, 3e-5),
     ];
     for (overrides, mode, rate) in cases {
         let config = read(SMALLEST, overrides).unwrap();
@@ -217,13 +220,6 @@ fn the_base_is_the_reference_only_of_an_adapter_that_starts_at_zero() {
     assert!(precomputed(&["mode=full", "lora="]));
     assert!(precomputed(&["lora.init_from=a"]) && precomputed(&["lora.modules_to_save=['lm_head']"]));
     assert!(precomputed(&["data.new_tokens=['<x>']"]) && precomputed(&["data.new_special_tokens=['<x>']"]));
-}
-
-#[test]
-fn rates_of_pairs_are_lower_than_those_of_texts() {
-    let rate = |overrides: &[&str]| read(SMALLEST, overrides).unwrap().learning_rate();
-    assert_eq!((rate(&["preference={}"]), rate(&["preference={}", "mode=full", "lora="])), (1e-5, 1e-6));
-    assert_eq!((rate(&[]), rate(&["preference={}", "train.learning_rate=3e-5"])), (2e-4, 3e-5));
 }
 
 #[test]

@@ -261,7 +261,6 @@ impl RunConfig {
     }
 }
 
-/// Returns the rules about several keys.
 pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let (train, peak, stage) = (&config.train, config.learning_rate(), config.train.zero_stage);
     let weights = train.weights;

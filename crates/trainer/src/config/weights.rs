@@ -126,7 +126,6 @@ pub(super) fn refuse_missing_mode(config: &RunConfig, source: &Source<'_>) -> Re
     Err(ConfigError::missing(source.file_place(), "mode", help))
 }
 
-/// Returns the rules about what trains.
 pub(super) fn rules(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
     let typed = |section: &str| source.is_typed(section);
     let quantized = ["bnb_4bit", "base"].into_iter().find(|key| typed(key));

@@ -149,7 +149,6 @@ fn next_commands(weights: &str, plan: &Plan) -> Vec<String> {
     commands
 }
 
-/// Returns the format that the base was quantized to.
 fn quantized_base(plan: &Plan) -> Option<QuantFormat> {
     match plan.base.value {
         BaseStorage::Frozen(Format::Quantized(format)) => Some(format),

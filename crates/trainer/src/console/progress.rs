@@ -34,7 +34,6 @@ enum Display {
 /// Plain lines, if a bar cannot be drawn.
 struct Lines {
     out: Box<dyn Write + Send>,
-    total_steps: u64,
     last_line: Option<Instant>,
     /// Whether a step has been shown: the first loss is shown at once.
     shows_loss: bool,
@@ -56,7 +55,7 @@ impl Progress {
     }
 
     fn lines(total_steps: u64, out: Box<dyn Write + Send>) -> Progress {
-        Progress::with(Display::Lines(Lines { out, total_steps, last_line: None, shows_loss: false }), total_steps)
+        Progress::with(Display::Lines(Lines { out, last_line: None, shows_loss: false }), total_steps)
     }
 
     fn with(display: Display, total_steps: u64) -> Progress {
@@ -117,7 +116,7 @@ impl MetricSink for Progress {
                 bar.set_position(metrics.step);
                 bar.set_message(message);
             }
-            Display::Lines(lines) => lines.step(metrics.step, &message),
+            Display::Lines(lines) => lines.step(metrics.step, self.total_steps, &message),
         }
         Ok(())
     }
@@ -164,13 +163,13 @@ impl Lines {
     }
 
     /// Writes a line for the first step, the last one, and every few seconds in between.
-    fn step(&mut self, step: u64, message: &str) {
+    fn step(&mut self, step: u64, total_steps: u64, message: &str) {
         let is_due = !self.shows_loss || self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY);
-        if !is_due && step < self.total_steps {
+        if !is_due && step < total_steps {
             return;
         }
         (self.last_line, self.shows_loss) = (Some(Instant::now()), true);
-        write_line(&mut self.out, &format!("step {step}/{}  {message}", self.total_steps));
+        write_line(&mut self.out, &format!("step {step}/{total_steps}  {message}"));
     }
 }
 

@@ -22,7 +22,6 @@ impl AppendedFile {
         Self { file, path, length }
     }
 
-    /// Returns its path.
     #[cfg(test)]
     pub(super) fn path(&self) -> &std::path::Path {
         &self.path

@@ -65,7 +65,6 @@ impl MemoryMeter {
     }
 }
 
-/// Returns the card of a rank.
 #[cfg(feature = "cuda")]
 fn card(local_rank: usize) -> Option<firebrick_cuda::Context> {
     use firebrick_kernels::MemoryOps;

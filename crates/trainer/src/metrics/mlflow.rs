@@ -133,7 +133,7 @@ impl Mlflow {
     fn queue(&self, step: u64, scalars: Vec<(String, f64)>) {
         let timestamp = now_ms();
         let is_new = |key: &String| self.sent.get(key).is_none_or(|last| *last < step);
-        let new = scalars.into_iter().filter(|(key, value)| value.is_finite() && is_new(key));
+        let new = scalars.into_iter().filter(|(key, _)| is_new(key));
         let metrics = new.map(|(key, value)| json!({"key": key, "value": value, "timestamp": timestamp, "step": step}));
         let mut state = self.shared.lock();
         state.metrics.extend(metrics);
@@ -296,24 +296,16 @@ impl Client {
     fn find_experiment(&self, name: &str) -> Result<Option<String>, MlflowError> {
         const GET: &str = "experiments/get-by-name";
         let (status, answer) = self.get(GET, "experiment_name", name)?;
-        if status == 200 {
-            let found = text(&answer["experiment"]["experiment_id"]);
-            let found = found.ok_or_else(|| self.error(GET, "the answer has no experiment.experiment_id".to_owned()));
-            return found.map(Some);
+        if status != 200 && answer["error_code"] == "RESOURCE_DOES_NOT_EXIST" {
+            return Ok(None);
         }
-        match answer["error_code"] == "RESOURCE_DOES_NOT_EXIST" {
-            true => Ok(None),
-            false => Err(self.refused(GET, status, &answer)),
-        }
+        let found = text(&self.accepted(GET, (status, answer))?["experiment"]["experiment_id"]);
+        found.map(Some).ok_or_else(|| self.error(GET, "the answer has no experiment.experiment_id".to_owned()))
     }
 
-    /// Returns the last step of each metric of a run.
     fn last_steps(&self, run_id: &str) -> Result<BTreeMap<String, u64>, MlflowError> {
         const GET: &str = "runs/get";
-        let (status, answer) = self.get(GET, "run_id", run_id)?;
-        if status != 200 {
-            return Err(self.refused(GET, status, &answer));
-        }
+        let answer = self.accepted(GET, self.get(GET, "run_id", run_id)?)?;
         // Numbers of 64 bits are texts in protobuf's JSON.
         let number = |step: &Value| step.as_u64().or_else(|| step.as_str()?.parse().ok()).unwrap_or(0);
         let metrics = answer["run"]["data"]["metrics"].as_array().into_iter().flatten();
@@ -321,12 +313,8 @@ impl Client {
     }
 
     fn get(&self, request: &'static str, key: &str, value: &str) -> Result<(u16, Value), MlflowError> {
-        let mut call =
-            firebrick_hub::http_agent().get(format!("{}/api/2.0/mlflow/{request}", self.uri)).query(key, value);
-        if let Some(authorization) = &self.authorization {
-            call = call.header("authorization", authorization);
-        }
-        self.read(request, call.call())
+        let call = firebrick_hub::http_agent().get(self.url(request)).query(key, value);
+        self.read(request, self.authorized(call).call())
     }
 
     fn log_batch(&self, run_id: &str, metrics: &[Value]) -> Result<(), MlflowError> {
@@ -338,16 +326,18 @@ impl Client {
     }
 
     fn post(&self, request: &'static str, body: &Value) -> Result<Value, MlflowError> {
-        let url = format!("{}/api/2.0/mlflow/{request}", self.uri);
-        let mut call = firebrick_hub::http_agent().post(&url).header("content-type", "application/json");
-        if let Some(authorization) = &self.authorization {
-            call = call.header("authorization", authorization);
-        }
-        let (status, answer) = self.read(request, call.send(body.to_string()))?;
-        if status == 200 { Ok(answer) } else { Err(self.refused(request, status, &answer)) }
+        let call = firebrick_hub::http_agent().post(self.url(request)).header("content-type", "application/json");
+        self.accepted(request, self.read(request, self.authorized(call).send(body.to_string()))?)
     }
 
-    /// Reads status and body of an answer.
+    fn url(&self, request: &str) -> String {
+        format!("{}/api/2.0/mlflow/{request}", self.uri)
+    }
+
+    fn authorized<B>(&self, call: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
+        self.authorization.iter().fold(call, |call, value| call.header("authorization", value))
+    }
+
     fn read(
         &self,
         request: &'static str,
@@ -359,9 +349,13 @@ impl Client {
         Ok((status, serde_json::from_str(&body).unwrap_or(Value::Null)))
     }
 
-    fn refused(&self, request: &'static str, status: u16, answer: &Value) -> MlflowError {
+    /// Returns the body of an answer that is not a refusal.
+    fn accepted(&self, request: &'static str, (status, answer): (u16, Value)) -> Result<Value, MlflowError> {
+        if status == 200 {
+            return Ok(answer);
+        }
         let message = answer["message"].as_str().unwrap_or("no reason given");
-        self.error(request, format!("the server answers {status}: {message}"))
+        Err(self.error(request, format!("the server answers {status}: {message}")))
     }
 
     fn error(&self, request: &'static str, problem: String) -> MlflowError {

@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 
 use firebrick_hwprofile::usage::{Gauge, Usage};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::storage::StorageError;
 
@@ -84,35 +85,15 @@ pub struct StepMetrics {
 }
 
 impl StepMetrics {
-    /// Returns all numbers by name, for sinks that plot: `train/loss`, ..., `usage/gpu_util`, ...
+    /// Returns all finite numbers by name, for sinks that plot: `train/loss`, ..., `usage/gpu_util`, ...
     pub fn scalars(&self) -> Vec<(String, f64)> {
-        let always = [
-            ("loss", self.loss),
-            ("lr", self.learning_rate),
-            ("grad_norm", self.grad_norm),
-            ("loss_tokens", self.loss_tokens as f64),
-            ("tokens_per_s", self.tokens_per_s),
-            ("ms", self.ms),
-            ("memory", self.memory_bytes as f64),
-        ];
-        let sometimes = [
-            ("loss_scale", self.loss_scale),
-            ("aux_loss", self.aux_loss),
-            ("restore_wait_ms", self.restore_wait_ms),
-            ("comm_wait_ms", self.comm_wait_ms),
-            ("allocated", self.allocated_bytes.map(|bytes| bytes as f64)),
-        ];
-        let sometimes = sometimes.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let line = StepMetrics { ranks: None, usage: Usage::default(), ..self.clone() };
+        let train = numbers(&line).map(|(name, value)| (format!("train/{name}"), value));
         let ranks = self.ranks.iter().flat_map(RankMetrics::scalars);
-        let pairs = self.pairs.iter().flat_map(PairMetrics::scalars);
-        let policy = self.policy.iter().flat_map(PolicyMetrics::scalars);
-        let policy = policy.map(|(name, value)| (format!("train/{name}"), value));
-        let train =
-            always.into_iter().chain(sometimes).chain(pairs).map(|(name, value)| (format!("train/{name}"), value));
         let usage = self.usage.values().map(|(gauge, value)| (format!("usage/{}", gauge.name()), value));
         let throttled = if self.usage.throttle().is_empty() { 0.0 } else { 1.0 };
         let throttled = self.usage.get(Gauge::PowerW).map(|_| ("usage/throttled".to_owned(), throttled));
-        train.chain(policy).chain(ranks).chain(usage).chain(throttled).collect()
+        train.chain(ranks).chain(usage).chain(throttled).filter(|(_, value)| value.is_finite()).collect()
     }
 }
 
@@ -155,20 +136,18 @@ impl EvalMetrics {
         Some(EvalMetrics { step, eval_loss, eval_reward, perplexity, token_accuracy, exact_match, pairs, sets })
     }
 
-    /// Returns all numbers by name, for sinks that plot: `eval/loss`, ...
+    /// Returns all finite numbers by name, for sinks that plot: `eval/loss`, ...
     pub fn scalars(&self) -> Vec<(String, f64)> {
-        let measured = [
-            ("loss", self.eval_loss),
-            ("reward", self.eval_reward),
-            ("perplexity", self.perplexity),
-            ("token_accuracy", self.token_accuracy),
-            ("exact_match", self.exact_match),
-        ];
-        let measured = measured.into_iter().filter_map(|(name, value)| Some((name, value?)));
-        let pairs = self.pairs.iter().flat_map(PairMetrics::scalars);
-        let sets = self.sets.iter().map(|(name, value)| (name.replacen("eval_", "eval/", 1), *value));
-        measured.chain(pairs).map(|(name, value)| (format!("eval/{name}"), value)).chain(sets).collect()
+        numbers(self)
+            .map(|(name, value)| (format!("eval/{}", name.strip_prefix("eval_").unwrap_or(&name)), value))
+            .collect()
     }
+}
+
+/// Returns the finite numbers of a line by their keys, except for the step.
+fn numbers(line: &impl Serialize) -> impl Iterator<Item = (String, f64)> {
+    let Ok(Value::Object(line)) = serde_json::to_value(line) else { unreachable!("a line is values by name") };
+    line.into_iter().filter(|(name, _)| name != "step").filter_map(|(name, value)| Some((name, value.as_f64()?)))
 }
 
 /// Quality on held-out data.

@@ -47,19 +47,6 @@ impl PairMetrics {
         };
         (per_pair(loss) + nll_weight * nll_loss, metrics)
     }
-
-    /// Returns the values by name, for sinks that plot.
-    pub fn scalars(&self) -> [(&'static str, f64); 7] {
-        [
-            ("rewards/chosen", self.chosen_reward),
-            ("rewards/rejected", self.rejected_reward),
-            ("rewards/margins", self.margin),
-            ("rewards/accuracies", self.accuracy),
-            ("logps/chosen", self.chosen_log_prob),
-            ("logps/rejected", self.rejected_log_prob),
-            ("nll_loss", self.nll_loss),
-        ]
-    }
 }
 
 #[cfg(test)]

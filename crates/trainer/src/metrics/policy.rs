@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use serde_json::Value;
 
 /// Means over the completions of a step, or over their tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -61,17 +60,11 @@ pub struct PolicyMetrics {
     pub named: BTreeMap<String, f64>,
 }
 
-impl PolicyMetrics {
-    /// Returns the values by name, for sinks that plot.
-    pub fn scalars(&self) -> Vec<(String, f64)> {
-        let Ok(Value::Object(values)) = serde_json::to_value(self) else { unreachable!("they are numbers by name") };
-        values.into_iter().filter_map(|(name, value)| Some((name, value.as_f64()?))).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+
+    use serde_json::Value;
 
     use super::*;
     use crate::metrics::StepMetrics;

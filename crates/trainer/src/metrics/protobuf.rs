@@ -14,12 +14,10 @@ pub(super) fn varint(field: u32, value: u64) -> Vec<u8> {
     encoded
 }
 
-/// Encodes a `double`.
 pub(super) fn double(field: u32, value: f64) -> Vec<u8> {
     [key(field, WIRE_FIXED_64), value.to_le_bytes().to_vec()].concat()
 }
 
-/// Encodes a `float`.
 pub(super) fn float(field: u32, value: f32) -> Vec<u8> {
     [key(field, WIRE_FIXED_32), value.to_le_bytes().to_vec()].concat()
 }

@@ -71,7 +71,6 @@ impl RankMetrics {
         values.map(|(name, value)| (format!("ranks/{name}"), value)).into()
     }
 
-    /// Returns the rank with the shortest own time.
     fn fastest(&self) -> usize {
         let own = &self.own_ms;
         (0..own.len()).min_by(|&a, &b| own[a].total_cmp(&own[b])).expect("a job has ranks")

@@ -22,22 +22,15 @@ fn of_card(profile: &HardwareProfile, cuda_index: Option<usize>) -> (UsageTarget
     let card = match cuda_index {
         Some(index) => cards.nth(index),
         None if profile.gpus.len() > 1 => {
-            return (
-                UsageTarget::Process,
-                Some("the card's usage is not sampled: wgpu does not report which of several it uses".to_owned()),
-            );
+            let note = "the card's usage is not sampled: wgpu does not report which of several it uses";
+            return (UsageTarget::Process, Some(note.to_owned()));
         }
         None => cards.next(),
     };
-    let Some(card) = card else { return (UsageTarget::Process, None) };
-    match UsageTarget::of(card) {
-        Some(target) => (target, None),
-        None if card.is_partition => (
-            UsageTarget::Process,
-            Some(format!("the usage of {} is not sampled: NVML does not measure partitions", card.name)),
-        ),
-        None => (UsageTarget::Process, None),
-    }
+    let partition = card.filter(|card| card.is_partition);
+    let note =
+        partition.map(|card| format!("the usage of {} is not sampled: NVML does not measure partitions", card.name));
+    (card.and_then(UsageTarget::of).unwrap_or_default(), note)
 }
 
 /// Returns the number of a rank's card among those that CUDA sees.

@@ -141,7 +141,6 @@ impl Wandb {
         Ok(sink)
     }
 
-    /// Appends a message as the next record.
     fn record(&mut self, number: u32, message: &[u8]) -> Result<(), StorageError> {
         self.records += 1;
         self.log.append(&[varint(1, self.records), bytes(number, message)].concat())
@@ -154,15 +153,14 @@ impl Wandb {
         if self.step_before.is_some_and(|last| step < last || step == last && !is_evaluation) {
             return Ok(());
         }
-        let finite = scalars.into_iter().filter(|(_, value)| value.is_finite());
         match &mut self.row {
             Some((at, values)) if *at == step => {
-                values.extend(finite);
+                values.extend(scalars);
                 Ok(())
             }
             _ => {
                 let written = self.write_row();
-                self.row = Some((step, finite.collect()));
+                self.row = Some((step, scalars));
                 written
             }
         }

@@ -15,7 +15,7 @@ use firebrick_model::float_type_of;
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use serde::Serialize;
 
-use crate::config::{GrpoSection, PreferenceLoss, PreferenceSection, RunConfig};
+use crate::config::{GrpoSection, PreferenceSection, RunConfig};
 use crate::error::RunError;
 use crate::plan::wish::Wish;
 use crate::plan::{Chosen, Made};
@@ -194,12 +194,8 @@ pub(super) fn gemms(backend: BackendKind, spec: &ModelSpec, training: &TrainingS
 /// Returns the loss of pairs; `None` without pairs.
 pub(super) fn preference(config: &RunConfig) -> Option<Chosen<PreferenceSection>> {
     let section = config.preference.clone()?;
-    let why = match section.loss {
-        PreferenceLoss::Dpo => "the head runs twice over each micro-batch: for log-probabilities, then for gradients",
-        PreferenceLoss::Orpo => {
-            "no reference; the head runs twice over each micro-batch: for log-probabilities, then for gradients"
-        }
-    };
+    let what = if section.has_reference() { "" } else { "no reference; " };
+    let why = format!("{what}the head runs twice over each micro-batch: for log-probabilities, then for gradients");
     Some(Chosen::new(section, why))
 }
 
@@ -220,23 +216,19 @@ pub(super) fn grpo(config: &RunConfig, gemms: GemmFormat) -> Option<Chosen<GrpoS
 /// Returns the reference of the preference loss; `None` if the loss has none.
 pub(super) fn reference(config: &RunConfig) -> Option<Chosen<PlannedReference>> {
     let section = config.preference.as_ref().filter(|section| section.has_reference())?;
-    if config.reference_is_precomputed_always() {
-        let why = match &config.lora {
-            None => "every weight trains: one forward pass over all pairs before the first step",
-            Some(_) => "more than zeros is added to the base: one forward pass over all pairs before the first step",
-        };
-        return Some(Chosen::new(PlannedReference::Precomputed, why));
-    }
-    Some(match section.precompute_ref_log_probs {
-        Some(true) => Chosen::new(
-            PlannedReference::Precomputed,
-            "the recipe: one forward pass over all pairs before the first step",
-        ),
-        _ => Chosen::new(
-            PlannedReference::BaseWithoutAdapter,
-            "one more forward pass per micro-batch, with adapters off; no second copy of the base",
-        ),
-    })
+    let pass = "one forward pass over all pairs before the first step";
+    let (reference, why) = match (config.reference_is_precomputed_always(), &config.lora) {
+        (true, None) => (PlannedReference::Precomputed, format!("every weight trains: {pass}")),
+        (true, Some(_)) => (PlannedReference::Precomputed, format!("more than zeros is added to the base: {pass}")),
+        (false, _) if section.precompute_ref_log_probs == Some(true) => {
+            (PlannedReference::Precomputed, format!("the recipe: {pass}"))
+        }
+        (false, _) => {
+            let why = "one more forward pass per micro-batch, with adapters off; no second copy of the base";
+            (PlannedReference::BaseWithoutAdapter, why.to_owned())
+        }
+    };
+    Some(Chosen::new(reference, why))
 }
 
 /// Returns the passes that pairs add to a step; `None` without pairs.

@@ -32,22 +32,20 @@ pub fn choose_backend(choice: BackendChoice, profile: &HardwareProfile) -> Resul
 fn for_named_machine(choice: BackendChoice, profile: &HardwareProfile) -> Option<Chosen<BackendKind>> {
     profile.named?;
     let spec = profile.gpus.first()?.spec?;
+    let name = spec.name;
     let (backend, why) = match spec.kind.engine() {
-        Engine::Cuda => (BackendKind::Cuda, format!("what runs on {}", spec.name)),
-        Engine::Wgpu => {
-            (BackendKind::Wgpu, format!("what runs on {}: Burn drives it through Vulkan or Metal", spec.name))
+        Engine::Cuda => (BackendKind::Cuda, format!("what runs on {name}")),
+        Engine::Wgpu => (BackendKind::Wgpu, format!("what runs on {name}: Burn drives it through Vulkan or Metal")),
+        Engine::Cpu => (BackendKind::Flex, format!("what runs on {name}")),
+        Engine::NoBackend => {
+            let missing = match spec.kind {
+                HardwareKind::Cdna3 | HardwareKind::Cdna4 => {
+                    format!("{name} has no Vulkan driver, and HIP is missing here (docs/backends.md)")
+                }
+                _ => format!("Burn has no backend for {name}"),
+            };
+            (BackendKind::Cuda, format!("NO RUN: {missing}; planned as if backend cuda ran there"))
         }
-        Engine::Cpu => (BackendKind::Flex, format!("what runs on {}", spec.name)),
-        Engine::NoBackend => (
-            BackendKind::Cuda,
-            match spec.kind {
-                HardwareKind::Cdna3 | HardwareKind::Cdna4 => format!(
-                    "NO RUN: {} has no Vulkan driver, and HIP is missing here (docs/backends.md); planned as if backend cuda ran there",
-                    spec.name
-                ),
-                _ => format!("NO RUN: Burn has no backend for {}; planned as if backend cuda ran there", spec.name),
-            },
-        ),
     };
     let other = match choice {
         Auto::Given(named) if named != backend => format!(" (the recipe names {named})"),

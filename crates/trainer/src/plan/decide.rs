@@ -168,23 +168,19 @@ pub(super) fn experts(made: &Made<'_>) -> Option<Chosen<String>> {
 /// Chooses longrope's factors once per run; transformers chooses them for each batch, by its longest sequence.
 pub(super) fn long_rope(config: &RunConfig, spec: &ModelSpec) -> Option<Chosen<&'static str>> {
     let tokens = config.max_seq_len();
-    let of_rope = |rope: &Rope| match &rope.scaling {
-        RopeScaling::LongRope { original_max_position_embeddings: original, .. } => {
-            let (factors, than) = match rope.scaling.long_rope_factors(tokens)? {
-                LongRopeFactors::Short => ("short_factor", "no longer than"),
-                LongRopeFactors::Long => ("long_factor", "longer than"),
-            };
-            let why = format!(
-                "max_seq_len {tokens} is {than} original_max_position_embeddings {original}; for the whole run, whatever the length of \
-                 a document"
-            );
-            Some(Chosen::new(factors, why))
-        }
-        RopeScaling::Default
-        | RopeScaling::Proportional { .. }
-        | RopeScaling::Linear { .. }
-        | RopeScaling::Llama3 { .. }
-        | RopeScaling::Yarn { .. } => None,
+    let of_rope = |rope: &Rope| {
+        let RopeScaling::LongRope { original_max_position_embeddings: original, .. } = &rope.scaling else {
+            return None;
+        };
+        let (factors, than) = match rope.scaling.long_rope_factors(tokens)? {
+            LongRopeFactors::Short => ("short_factor", "no longer than"),
+            LongRopeFactors::Long => ("long_factor", "longer than"),
+        };
+        let why = format!(
+            "max_seq_len {tokens} is {than} original_max_position_embeddings {original}; for the whole run, whatever the length of \
+             a document"
+        );
+        Some(Chosen::new(factors, why))
     };
     spec.ropes.iter().find_map(of_rope)
 }
@@ -205,14 +201,13 @@ pub(super) fn row_len(made: &Made<'_>) -> Chosen<usize> {
 }
 
 pub(super) fn ranks(made: &Made<'_>) -> Chosen<usize> {
-    let why = match (made.wish.world_size, made.wish.recipe.train.zero_stage) {
-        (1, _) => "one process",
-        (_, stage) if stage.divides_weights() => {
-            "each has its own rows of every step and a share of the model; gradients are summed over all. What follows is per rank"
-        }
-        _ => {
-            "each has the whole model and its own rows of every step; gradients are summed over all. What follows is per rank"
-        }
+    let what = match made.wish.recipe.train.zero_stage.divides_weights() {
+        true => "its own rows of every step and a share of the model",
+        false => "the whole model and its own rows of every step",
+    };
+    let why = match made.wish.world_size {
+        1 => "one process".to_owned(),
+        _ => format!("each has {what}; gradients are summed over all. What follows is per rank"),
     };
     Chosen::new(made.wish.world_size, why)
 }

@@ -63,7 +63,6 @@ fn gradients(trained: &[TensorSpec], world_size: usize, bytes: impl Fn(&TensorSp
     (all - shares.into_iter().max().unwrap_or(0), leaving.min(all))
 }
 
-/// Returns the bytes of a tensor's gradient.
 fn gradient_bytes(base: BaseStorage, sums: FloatType, tensor: &TensorSpec) -> u64 {
     let format = if base.trained_format(tensor.role) == FloatType::Bf16 { sums } else { FloatType::F32 };
     (tensor.elements() * format.bytes()) as u64

@@ -128,7 +128,6 @@ impl Case<'_> {
         usable.saturating_sub(tensors.saturating_add(estimate.host_bytes()))
     }
 
-    /// Returns whether a run fits.
     pub(super) fn fits(&self, training: &TrainingShape) -> bool {
         self.shortage(&self.estimate(training)).is_none()
     }
@@ -283,7 +282,6 @@ pub struct SmallerRun {
     pub settings: Option<String>,
 }
 
-/// Returns the next smaller run.
 pub(super) fn next_smaller(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> SmallerRun {
     let planned = case.estimate(training);
     let next = smaller(case, training, accumulation).into_iter().find_map(|(settings, training)| {

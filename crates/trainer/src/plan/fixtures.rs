@@ -30,13 +30,11 @@ pub(super) const TINY: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_
 const RECIPE: &str = "model='m'\nmax_seq_len=4096\n[bnb_4bit]\n[lora]\n[data]\npath='d'\n[train]\n\
                       optimizer='adamw_8bit'\nmicro_batch_size=8\n";
 
-/// Reads the recipe with these overrides.
 pub(super) fn read_recipe(text: &str, changes: &[&str]) -> RunConfig {
     let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
     RunConfig::from_toml(text, Path::new("recipe.toml"), &changes).unwrap()
 }
 
-/// Parses the model of a config.json.
 pub(super) fn read_model(text: &str) -> ModelConfig {
     ModelConfig::parse(text, Path::new("config.json")).unwrap()
 }

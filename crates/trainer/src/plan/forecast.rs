@@ -79,12 +79,9 @@ impl Forecast {
     }
 }
 
-/// The length of a run.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct RunLength {
-    /// Optimizer steps.
     pub(super) steps: u64,
-    /// Micro-batches per step.
     pub(super) micro_batches: usize,
     /// Processes that train together.
     pub(super) world_size: usize,
@@ -281,15 +278,7 @@ const ASSUMED_RATES: [[f64; 2]; 2] = [[1e11, 2e10], [1e14, 1e12]];
 
 /// Returns the modeled seconds of a micro-batch, to compare runs of one machine that save, copy and convert different things.
 pub(super) fn compared_seconds(case: &fit::Case<'_>, training: &TrainingShape, documents_per_row: usize) -> f64 {
-    let extent = RunLength {
-        steps: 1,
-        micro_batches: 1,
-        world_size: case.ranks,
-        zero_stage: ZeroStage::NONE,
-        documents_per_row,
-        price_per_hour: None,
-        round: None,
-    };
+    let extent = RunLength { micro_batches: 1, world_size: case.ranks, documents_per_row, ..RunLength::default() };
     let card = case.card();
     let spec = card.and_then(|card| card.spec);
     let measured = card.and_then(|card| case.profile.measured_peaks(&case.backend.to_string(), &card.name));
@@ -345,12 +334,8 @@ fn step_reason(
         (None, Some(spec)) => spec.sustained_share().1,
         (None, None) => unreachable!("a forecast rests on one of them"),
     };
-    let other_kernels = match config.kind.engine() {
-        _ if measured.is_some() => "",
-        Engine::Cuda => "",
-        Engine::NoBackend => "; no backend exists for it here",
-        Engine::Wgpu | Engine::Cpu => "",
-    };
+    let has_backend = measured.is_some() || config.kind.engine() != Engine::NoBackend;
+    let other_kernels = if has_backend { "" } else { "; no backend exists for it here" };
     let time = |seconds: f64| human_seconds(Range { lower: seconds, upper: seconds });
     let launches = if step.t_launch >= step.seconds.upper {
         format!("; the host launches for {}, which is longer", time(step.t_launch))

@@ -81,7 +81,6 @@ struct Made<'a> {
     profile: &'a HardwareProfile,
     rows: micro_batch::Rows,
     case: fit::Case<'a>,
-    /// The tensors that train.
     trained: Vec<TensorSpec>,
     training: TrainingShape,
     backend: Chosen<BackendKind>,

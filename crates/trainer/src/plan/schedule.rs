@@ -42,7 +42,6 @@ fn in_rows(epochs: f64, rows: usize, per_step: usize) -> String {
     format!("{epochs} {epoch} of {}, {} per step", counted(rows, "row"), counted(per_step, "row"))
 }
 
-/// Converts an interval to steps.
 pub(super) fn whole_steps(interval: Interval, rows: usize, per_step: usize) -> u64 {
     match interval {
         Interval::Steps(steps) => steps,

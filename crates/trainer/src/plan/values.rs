@@ -36,17 +36,8 @@ impl Plan {
         self.micro_batch_size.value * self.gradient_accumulation.value * self.world_size.value
     }
 
-    /// Returns the decisions that a resumed run must share with the run that it continues, under the recipe's keys.
-    pub fn identity(&self) -> Map<String, Value> {
-        self.values(OnResume::Identifies)
-    }
-
-    /// Returns the decisions that may change when a run is resumed, under the recipe's keys.
-    pub fn settings(&self) -> Map<String, Value> {
-        self.values(OnResume::MayChange)
-    }
-
-    fn values(&self, wanted: OnResume) -> Map<String, Value> {
+    /// Returns the decisions that a resumed run must share with the run that it continues, or those that may change, under the recipe's keys.
+    pub(crate) fn values(&self, wanted: OnResume) -> Map<String, Value> {
         let plan = self.serialized();
         let rows = Self::KEYS.iter().copied().flatten().filter(|(.., on_resume)| *on_resume == wanted);
         rows.map(|(name, key, _)| ((*key).to_owned(), plan[name]["value"].clone())).collect()

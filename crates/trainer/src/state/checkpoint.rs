@@ -25,6 +25,7 @@ use crate::state::best::Best;
 use crate::state::checkpoint_folder::{CheckpointWriter, Keep, make_room};
 use crate::state::guard::Guard;
 use crate::state::identity::{RunIdentity, RunSettings};
+use crate::state::manifest::list;
 use crate::state::optimizer_file::{read_optimizer, state_bytes, write_from_device, write_held};
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::storage::StorageError;
@@ -37,7 +38,7 @@ const OPTIMIZER_PART: &str = "optimizer-";
 const STATE: &str = "state.json";
 
 /// The progress of a run, in addition to its tensors.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunState {
     /// Optimizer steps taken so far.
     pub step: u64,
@@ -321,11 +322,10 @@ pub fn restore<B: Kernels>(
 
 /// Returns the files of other ranks, sorted by name.
 fn optimizer_parts(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
-    let listed = fs::read_dir(folder).map_err(|source| StorageError::io("list", folder, source))?;
     let is_part = |path: &PathBuf| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(OPTIMIZER_PART))
     };
-    let mut parts: Vec<PathBuf> = listed.flatten().map(|entry| entry.path()).filter(is_part).collect();
+    let mut parts: Vec<PathBuf> = list(folder)?.into_iter().filter(is_part).collect();
     parts.sort();
     Ok(parts)
 }

@@ -161,14 +161,9 @@ pub fn set_aside_after(run_folder: &Path, step: u64) -> Result<Vec<PathBuf>, Sto
 
 /// Returns the complete checkpoints in a folder, oldest step first.
 fn complete(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let mut found = named(folder)?;
+    let mut found = by_step(folder, |name| name.parse().ok())?;
     found.retain(|(_, path)| Manifest::is_in(path));
     Ok(found)
-}
-
-/// Returns every path in a folder that is named like a checkpoint, oldest step first.
-fn named(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    by_step(folder, |name| name.parse().ok())
 }
 
 /// Returns the checkpoints in a folder that were set aside, oldest step first.

@@ -10,6 +10,7 @@ use firebrick_optim::Schedule;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::chosen::OnResume;
 use crate::error::RunError;
 use crate::plan::Plan;
 
@@ -17,11 +18,11 @@ use crate::plan::Plan;
 const OF: &str = " of ";
 
 /// Values that a resumed run must share with the run it continues.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunIdentity(Map<String, Value>);
 
 /// Values that may change when a run is resumed. Each change is reported.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunSettings(Map<String, Value>);
 
 /// A value that differs.
@@ -44,7 +45,7 @@ pub(super) fn adapter_identity(lora: &LoraConfig) -> LoraConfig {
 impl RunIdentity {
     /// Creates the identity of a planned run on packed rows with this fingerprint, of so many documents.
     pub fn new(plan: &Plan, data_fingerprint: u64, documents: usize) -> Self {
-        let mut values = plan.identity();
+        let mut values = plan.values(OnResume::Identifies);
         values["lora"] = json!(plan.lora.value.as_ref().map(adapter_identity));
         if values["data.data_seed"] == values["seed"] {
             values["data.data_seed"] = Value::Null;
@@ -73,7 +74,7 @@ impl RunIdentity {
 impl RunSettings {
     /// Creates the settings of a planned run.
     pub fn new(plan: &Plan) -> Self {
-        let mut values = plan.settings();
+        let mut values = plan.values(OnResume::MayChange);
         if values["lora.dropout"].is_null() {
             values["lora.dropout"] = 0.0.into();
         }

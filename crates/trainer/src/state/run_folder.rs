@@ -65,14 +65,12 @@ impl RunFolder {
     /// # Errors
     /// [`StorageError::NothingToResume`], [`StorageError::NotWritable`] or [`StorageError::InUse`].
     pub fn reopen(path: &Path) -> Result<RunFolder, StorageError> {
-        if !path.is_dir() {
-            return Err(StorageError::NothingToResume { path: path.to_owned(), found: "there is no such folder" });
-        }
-        if latest(path)?.is_none() {
-            return Err(StorageError::NothingToResume {
-                path: path.to_owned(),
-                found: "it has no complete checkpoint",
-            });
+        let lacks = match path.is_dir() {
+            true => latest(path)?.is_none().then_some("it has no complete checkpoint"),
+            false => Some("there is no such folder"),
+        };
+        if let Some(found) = lacks {
+            return Err(StorageError::NothingToResume { path: path.to_owned(), found });
         }
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         RunFolder::open(path.to_owned(), name, None, None)

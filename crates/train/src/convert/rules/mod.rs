@@ -136,7 +136,6 @@ fn names_a_format(all: &[Setting]) -> bool {
     all.iter().any(|other| is_it(other) && !matches!(other.value.as_str(), None | Some("auto" | "")))
 }
 
-/// Returns the name that a run is given.
 fn name_of_run(all: &[Setting]) -> Option<&str> {
     ["run_name", "wandb_name"].iter().find_map(|name| text_of(all, name)).filter(|name| !name.is_empty())
 }

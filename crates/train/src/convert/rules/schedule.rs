@@ -82,7 +82,6 @@ fn keeps_best(all: &[Setting]) -> bool {
     is_true(all, "load_best_model_at_end") || all.iter().any(|other| other.name().starts_with("early_stopping"))
 }
 
-/// Returns whether the run is given in steps.
 fn has_steps(all: &[Setting]) -> bool {
     ["max_steps", "max_steps_per_epoch"].iter().any(|name| number_of(all, name).is_some_and(|steps| steps > 0.0))
 }

@@ -206,7 +206,6 @@ fn for_lines(stream: impl Read, take: impl FnMut(String)) {
     texts.filter(|text| !text.is_empty()).for_each(take);
 }
 
-/// Reads an answer and its id.
 fn parse(line: &str) -> Result<(u64, Answer), String> {
     let other = |problem: String| format!("expected an answer, got: {line:.300} ({problem})");
     // Python writes NaN and Infinity, which are no JSON; as texts they are refused with their id.

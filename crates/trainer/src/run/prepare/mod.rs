@@ -269,16 +269,11 @@ impl Data {
         tokenizer.chosen_token_id(SpecialToken::Pad).into_iter().for_each(|id| model.set_pad_token_id(id));
         model.add_eos_token_ids(ends);
         let of_set = |set: &ReadSet| prompts::columns(&set.documents, &set.inputs);
-        let prompts = match (&recipe.grpo, &data.held_out) {
-            (None, _) => None,
-            (Some(_), held_out) => Some(Prompts {
-                train: of_set(&data.train)?,
-                held_out: held_out
-                    .as_ref()
-                    .map(|set| Ok::<_, RunError>((set.documents.clone(), of_set(set)?)))
-                    .transpose()?,
-            }),
-        };
+        let mut prompts = None;
+        if recipe.grpo.is_some() {
+            let held_out = data.held_out.as_ref().map(|set| Ok::<_, RunError>((set.documents.clone(), of_set(set)?)));
+            prompts = Some(Prompts { train: of_set(&data.train)?, held_out: held_out.transpose()? });
+        }
         let mut packing = pack_options(recipe, &tokenizer, &data, world_size);
         packing.length_group = length_group.or(packing.length_group);
         let train = Arc::new(PackedDataset::new(data.train.documents, packing));

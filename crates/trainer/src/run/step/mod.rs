@@ -239,12 +239,6 @@ impl<B: Kernels> Trainer<B> {
         mut owners: BTreeMap<Arc<str>, usize>,
         learning_rate: f64,
     ) -> Result<(Tensor<B, 1>, StepReport<B>), RunError> {
-        if !self.optimizer.is_partial() {
-            let loss_sum = self.ranks.all_reduce_scalar(loss_sum)?;
-            let report = self.optimizer.step(self.model.parameters_mut(), gradients, learning_rate);
-            self.model.refresh_adapter();
-            return Ok((loss_sum, report));
-        }
         let (loss_sum, report) = if self.divides_gradients() {
             let zero = || Tensor::zeros([1], self.model.device());
             let squares = squared_norm(&gradients).unwrap_or_else(zero);
@@ -258,14 +252,16 @@ impl<B: Kernels> Trainer<B> {
             let loss_sum = self.ranks.all_reduce_scalar(loss_sum)?;
             (loss_sum, self.optimizer.step(self.model.parameters_mut(), gradients, learning_rate))
         };
-        // Divided weights stay on their rank.
-        owners.retain(|name, _| !self.model.divides(name));
-        let shared = self.model.parameters_mut().into_iter();
-        let shared = shared.filter_map(|parameter| {
-            let owner = *owners.get(&parameter.name)?;
-            Some((parameter, owner))
-        });
-        self.ranks.share_updates(shared.collect())?;
+        if self.optimizer.is_partial() {
+            // Divided weights stay on their rank.
+            owners.retain(|name, _| !self.model.divides(name));
+            let shared = self.model.parameters_mut().into_iter();
+            let shared = shared.filter_map(|parameter| {
+                let owner = *owners.get(&parameter.name)?;
+                Some((parameter, owner))
+            });
+            self.ranks.share_updates(shared.collect())?;
+        }
         self.model.refresh_adapter();
         Ok((loss_sum, report))
     }

@@ -143,13 +143,6 @@ pub struct GenerateRequest {
     pub sequences: usize,
 }
 
-impl GenerateRequest {
-    /// Returns what the chat template receives in addition to the prompt.
-    pub fn template_defaults(&self) -> Result<TemplateDefaults, RunError> {
-        self.load.template_defaults(self.system_prompt.as_deref())
-    }
-}
-
 /// Refuses a prompt of far more tokens than the model has positions, before it is read: attention over it takes minutes and gigabytes. Returns a note
 /// if it exceeds the positions; a run may have trained beyond them.
 pub fn check_positions(tokens: usize, positions: usize) -> Result<Option<String>, RunError> {
@@ -184,7 +177,7 @@ pub fn generate_streaming<B: Kernels>(
     on_text: &mut dyn FnMut(usize, &str),
 ) -> Result<Vec<String>, RunError> {
     let mut tokenizer = request.load.tokenizer()?;
-    tokenizer.set_template_defaults(request.template_defaults()?);
+    tokenizer.set_template_defaults(request.load.template_defaults(request.system_prompt.as_deref())?);
     let prompts: Vec<Vec<u32>> =
         request.prompts.iter().map(|text| encode_prompt(&tokenizer, text, request.chat)).collect::<Result<_, _>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);

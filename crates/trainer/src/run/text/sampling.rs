@@ -89,16 +89,12 @@ impl ChosenSampling {
 
     /// Returns a sentence about which settings of the folder are applied and which are not; `None` if it sets nothing.
     pub fn note(&self) -> Option<String> {
+        let applied = if self.from_folder { ", as generation_config.json says" } else { "" };
         let not_applied = match self.not_applied.as_slice() {
             [] => String::new(),
-            keys => format!("{} of generation_config.json is not applied", keys.join(", ")),
+            keys => format!("; {} of generation_config.json is not applied", keys.join(", ")),
         };
-        match (self.from_folder, not_applied.is_empty()) {
-            (true, true) => Some(format!("{self}, as generation_config.json says")),
-            (true, false) => Some(format!("{self}, as generation_config.json says; {not_applied}")),
-            (false, false) => Some(format!("{self}; {not_applied}")),
-            (false, true) => None,
-        }
+        (self.from_folder || !not_applied.is_empty()).then(|| format!("{self}{applied}{not_applied}"))
     }
 }
 

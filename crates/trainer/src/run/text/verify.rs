@@ -125,7 +125,8 @@ fn read_golden(path: &Path) -> Result<Golden, RunError> {
     if (rows, tokens) != (logit_rows, logit_tokens) || tokens < 2 {
         return Err(wrong(format!("input_ids {:?} and logits {:?} do not fit", ids.shape(), logits.shape())));
     }
-    let input_ids: Result<Vec<u32>, _> = ids.data().chunks_exact(8).map(|b| u32::try_from(i64_of(b))).collect();
+    let (found, _) = ids.data().as_chunks::<8>();
+    let input_ids: Result<Vec<u32>, _> = found.iter().map(|id| u32::try_from(i64::from_le_bytes(*id))).collect();
     let input_ids = input_ids.map_err(|_| wrong("holds a token id that is negative or too large".to_owned()))?;
     if let Some(&highest) = input_ids.iter().max().filter(|&&id| id as usize >= vocabulary) {
         return Err(wrong(format!("holds token id {highest}, its logits only {vocabulary} columns")));
@@ -134,12 +135,8 @@ fn read_golden(path: &Path) -> Result<Golden, RunError> {
     Ok(Golden { rows, tokens, vocabulary, input_ids, logits: f32s(logits.data()), loss })
 }
 
-fn i64_of(bytes: &[u8]) -> i64 {
-    i64::from_le_bytes(bytes.try_into().expect("chunks of eight bytes"))
-}
-
 fn f32s(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("chunks of four bytes"))).collect()
+    bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
 #[cfg(test)]

@@ -9,7 +9,6 @@ use crate::error::RunError;
 
 /// A checkpoint that a thread writes. Dropping it waits until it is complete.
 pub(super) struct Background {
-    /// The step that it is of.
     pub(super) step: u64,
     /// The step of the best evaluation that it knows.
     pub(super) best: Option<u64>,

@@ -28,7 +28,7 @@ const NOTABLE: f64 = 5e-3;
 /// reference, if this run did not compute them.
 ///
 /// # Errors
-/// [`RunError::NotItsReference`].
+/// [`RunError::WrongNumbers`].
 pub(super) fn check(plan: &Plan, numbers: &StepNumbers, found_in: Option<&Path>) -> Result<Option<String>, RunError> {
     let (Some(preference), Some(pairs)) = (&plan.preference, &numbers.pairs) else { return Ok(None) };
     if plan.adapter_dropout.is_some() {
@@ -66,7 +66,10 @@ fn judge(
         return Ok(None);
     }
     if is_exact {
-        return Err(RunError::NotItsReference { loss: of_margins, tolerance, advice });
+        return Err(RunError::WrongNumbers(format!(
+            "the first loss of pairs is {of_margins:.6}, and it must be ln 2 = 0.693147 within {tolerance:.0e}, because \
+             before its first step the model is its own reference: what it was compared with is another model. {advice}"
+        )));
     }
     let said = format!("the first loss of pairs is {of_margins:.6}, {distance:.1e} from ln 2");
     Ok(Some(match distance > NOTABLE {

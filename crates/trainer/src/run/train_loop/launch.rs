@@ -64,14 +64,14 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
         error
     };
     let (prepared, place) = match ready(&options).map_err(tell)? {
-        Ready::Train(prepared, place) => (*prepared, place),
+        Ready::Train(ready) => *ready,
         Ready::Ended(summary) => {
             ranks.leave().map_err(RunError::from).map_err(tell)?;
             return Ok(Outcome::Finished(summary));
         }
     };
-    console.brief(&prepared.plan, place.folder().path());
-    let report = FailureReport::new(&prepared.plan, Some(place.folder().path().to_path_buf()));
+    console.brief(&prepared.plan, place.folder.path());
+    let report = FailureReport::new(&prepared.plan, Some(place.folder.path().to_path_buf()));
     let result = with_backend!(prepared.plan.backend.value, B => {
         catch_failure(|| together::catch_loss(|| {
             let mut run = Run::<B>::start(prepared, place, ranks.clone(), console, interrupt.clone(), started)?;
@@ -96,7 +96,7 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
 /// A run whose data and plan all ranks agree on.
 enum Ready {
     /// It trains, from this place.
-    Train(Box<Prepared>, StartPoint),
+    Train(Box<(Prepared, StartPoint)>),
     /// It had taken all of its steps.
     Ended(Box<Summary>),
 }
@@ -134,7 +134,7 @@ fn ready(options: &RunOptions) -> Result<Ready, RunError> {
         if let Some(notice) = folder.notice() {
             console.print(notice);
         }
-        return Ok(Ready::Train(Box::new(prepared), StartPoint::New(folder)));
+        return Ok(Ready::Train(Box::new((prepared, StartPoint { folder, resumed: None }))));
     };
     let found = already_finished(&point, &prepared.plan);
     // The run ends here only if all ranks find them: one rank may see the folder differently.
@@ -143,7 +143,8 @@ fn ready(options: &RunOptions) -> Result<Ready, RunError> {
         console.print(&note);
         return Ok(Ready::Ended(Box::new(summary)));
     }
-    Ok(Ready::Train(Box::new(prepared), StartPoint::Resumed(Box::new(point))))
+    let place = StartPoint { folder: point.folder, resumed: Some((point.checkpoint, point.state)) };
+    Ok(Ready::Train(Box::new((prepared, place))))
 }
 
 /// Returns the text to show while data is read and tokenized.

@@ -94,7 +94,6 @@ struct Run<B: Kernels> {
     is_saving: Arc<AtomicBool>,
     /// The checkpoint that a thread writes.
     background: Option<Background>,
-    /// When the disk was looked at.
     disk_seen: Instant,
     /// How long steps waited for checkpoints, without the last one.
     waited_for_saves: Duration,
@@ -111,10 +110,12 @@ impl<B: Kernels> Run<B> {
         interrupt: Interrupt,
         started: Instant,
     ) -> Result<Self, RunError> {
-        let texts = prepared.texts(place.folder().name());
+        let texts = prepared.texts(place.folder.name());
         let plan = &prepared.plan;
         let reference = ReferenceIdentity::of(plan)?;
-        place.check_reference(reference.as_ref())?;
+        if let Some((_, state)) = &place.resumed {
+            ReferenceIdentity::check(state.reference.as_ref(), reference.as_ref())?;
+        }
         let (device, backend) = (B::device_of(ranks.local_rank()), plan.backend.value);
         if let Some(where_threads_are) = backend.stay_near(ranks.local_rank()) {
             console.print(&where_threads_are);
@@ -127,7 +128,8 @@ impl<B: Kernels> Run<B> {
             let (all, here) = (ranks.world_size(), ranks.local_world_size());
             console.print(&format!("{all} ranks, {here} of them here; gradients: {carrier}"));
         }
-        let mut trainer = load::<B>(&prepared, place.checkpoint(), ranks, console, &device)?;
+        let checkpoint = place.resumed.as_ref().map(|(checkpoint, _)| checkpoint.as_path());
+        let mut trainer = load::<B>(&prepared, checkpoint, ranks, console, &device)?;
         let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
         let reference_file = reference::prepare(&mut prepared, &mut trainer, reference.as_ref(), console)?;
         let Start { folder, state, resumed } =
@@ -191,7 +193,7 @@ impl<B: Kernels> Run<B> {
                     self.console.print(&format!("the last checkpoint could not be written: {error}"));
                 }
                 // All ranks end for such numbers, so the first to end is not a loss to the others.
-                if !error.is_of_numbers() {
+                if !matches!(error, RunError::WrongNumbers(_)) {
                     self.save_after_loss();
                 }
                 self.report_alone();

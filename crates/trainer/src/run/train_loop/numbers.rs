@@ -302,7 +302,6 @@ pub(super) fn watch_usage(prepared: &Prepared, local_rank: usize, console: Conso
     UsageMonitor::start(target)
 }
 
-/// Sends an evaluation to the sinks.
 pub(super) fn report_evaluation(sinks: &mut MetricSinks, step: u64, evaluation: &Evaluation) {
     if let Some(metrics) = EvalMetrics::new(step, evaluation) {
         sinks.eval(&metrics);

@@ -49,7 +49,14 @@ impl<B: Kernels> Run<B> {
         let folder = absolute(self.folder.path()).unwrap_or_default();
         let folder = shell_quoted(&folder.to_string_lossy());
         let replay = format!("{} train --replay {folder}", program());
-        found.map_or_else(|error| error, |found| RunError::StepStopped { step, problem, found, replay })
+        match found {
+            Ok(found) => RunError::WrongNumbers(format!(
+                "step {step}: {problem}: training has diverged and was stopped; {found}. The last checkpoint is \
+                 untouched. Lower train.learning_rate, raise train.warmup_steps, or look at the rows of this step, \
+                 which are saved; this runs them again: {replay}"
+            )),
+            Err(error) => error,
+        }
     }
 
     /// Saves on rank 0 what all ranks learned from in a step.

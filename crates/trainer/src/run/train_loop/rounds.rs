@@ -141,7 +141,8 @@ impl Learner {
     ) -> Result<(), RunError> {
         let ranks = &trainer.ranks;
         let generations = self.section.num_generations;
-        let prompts = self.prompts_per_step(prepared, ranks) * self.section.steps_per_generation;
+        let prompts_per_step = prepared.plan.rows_per_step() / generations / ranks.world_size();
+        let prompts = prompts_per_step * self.section.steps_per_generation;
         let (rows, after) = self.order.take(cursor, prompts * ranks.world_size());
         let rows = &rows[prompts * ranks.rank()..][..prompts];
         let documents: Vec<usize> = rows.iter().flat_map(|&row| prepared.train.row_documents(row)).collect();
@@ -192,11 +193,6 @@ impl Learner {
         }
         self.round = Some(Round { begins, rollouts, samples, after, sampled_tokens, sampling_s, scores });
         Ok(())
-    }
-
-    /// Prompts of one rank in a step.
-    fn prompts_per_step(&self, prepared: &Prepared, ranks: &Ranks) -> usize {
-        prepared.plan.rows_per_step() / self.section.num_generations / ranks.world_size()
     }
 
     fn rollout(

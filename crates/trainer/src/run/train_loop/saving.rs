@@ -237,7 +237,15 @@ impl<B: Kernels> Run<B> {
             squares = ranks.all_reduce_scalar(squares)?;
         }
         let norm = scalar(squares).sqrt();
-        if norm.is_finite() { Ok(()) } else { Err(RunError::WeightsNotFinite { step: self.state.step, norm }) }
+        if norm.is_finite() {
+            return Ok(());
+        }
+        Err(RunError::WrongNumbers(format!(
+            "step {}: its update left weights whose norm is {norm}: training has diverged and was stopped. Nothing of \
+             this step is saved, and earlier checkpoints are untouched. Lower train.learning_rate, or raise \
+             train.warmup_steps",
+            self.state.step
+        )))
     }
 
     /// Adds the optimizer's share of a rank other than 0 to the checkpoint, if ranks divide the state.

@@ -3,11 +3,10 @@
 //! Trade-off: a new run is evaluated before it trains, which costs an evaluation and shows what training changed.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use firebrick_data::Cursor;
 use firebrick_kernels::Kernels;
 use firebrick_model::{BatchLimits, Decoder};
 use firebrick_parallel::Ranks;
@@ -23,48 +22,18 @@ use crate::run::step::evaluate::Stage;
 use crate::run::text::generate::{continue_prompts, encode_prompt};
 use crate::state::checkpoint::{ADAPTER, RunState, SavedWeights, restore};
 use crate::state::checkpoint_folder::{checkpoint_of, set_aside_after};
-use crate::state::guard::Guard;
 use crate::state::identity::{RunIdentity, RunSettings, check_model};
 use crate::state::manifest::Manifest;
 use crate::state::reference_identity::ReferenceIdentity;
-use crate::state::resume_point::ResumePoint;
 use crate::state::run_folder::RunFolder;
 
 /// The place where a run begins.
-pub(super) enum StartPoint {
-    /// At its first step, in a new folder.
-    New(RunFolder),
-    /// At a checkpoint.
-    Resumed(Box<ResumePoint>),
+pub(super) struct StartPoint {
+    pub(super) folder: RunFolder,
+    /// The checkpoint that a resumed run continues from, and its state.
+    pub(super) resumed: Option<(PathBuf, RunState)>,
 }
 
-impl StartPoint {
-    /// Returns the checkpoint that a resumed run continues from.
-    pub(super) fn checkpoint(&self) -> Option<&Path> {
-        match self {
-            Self::New(_) => None,
-            Self::Resumed(point) => Some(&point.checkpoint),
-        }
-    }
-
-    /// Returns the run folder.
-    pub(super) fn folder(&self) -> &RunFolder {
-        match self {
-            Self::New(folder) => folder,
-            Self::Resumed(point) => &point.folder,
-        }
-    }
-
-    /// Compares the reference of a preference loss with that of the checkpoint.
-    pub(super) fn check_reference(&self, now: Option<&ReferenceIdentity>) -> Result<(), RunError> {
-        match self {
-            Self::New(_) => Ok(()),
-            Self::Resumed(point) => ReferenceIdentity::check(point.state.reference.as_ref(), now),
-        }
-    }
-}
-
-/// The starting point of a run.
 pub(super) struct Start {
     /// The run folder, with recipe and plan in it.
     pub(super) folder: RunFolder,
@@ -88,24 +57,21 @@ impl Start {
         reference: Option<ReferenceIdentity>,
         console: Console,
     ) -> Result<Self, RunError> {
-        match place {
-            StartPoint::New(folder) => {
-                save_texts(&folder, texts, &trainer.ranks)?;
-                if let Some(adapter) = &prepared.plan.lora_init_from.value {
-                    trainer.model.load_adapter(adapter)?;
-                }
-                together::agree_on_weights(&trainer.ranks, &prepared.plan, &mut trainer.model)?;
-                let state = RunState { reference, ..first_state(prepared, trainer, console)? };
-                Ok(Self { folder, state, resumed: None })
+        let StartPoint { folder, resumed } = place;
+        let Some((checkpoint, state)) = resumed else {
+            save_texts(&folder, texts, &trainer.ranks)?;
+            if let Some(adapter) = &prepared.plan.lora_init_from.value {
+                trainer.model.load_adapter(adapter)?;
             }
-            StartPoint::Resumed(point) => {
-                let (folder, state) = continue_from(*point, prepared, trainer, weights, console)?;
-                let state = RunState { reference, decided: Some(prepared.plan.decided()), ..state };
-                together::agree_on_weights(&trainer.ranks, &prepared.plan, &mut trainer.model)?;
-                save_texts(&folder, texts, &trainer.ranks)?;
-                Ok(Self { resumed: Some(state.step), folder, state })
-            }
-        }
+            together::agree_on_weights(&trainer.ranks, &prepared.plan, &mut trainer.model)?;
+            let state = RunState { reference, ..first_state(prepared, trainer, console)? };
+            return Ok(Self { folder, state, resumed: None });
+        };
+        let state = continue_from((&folder, &checkpoint, state), prepared, trainer, weights, console)?;
+        let state = RunState { reference, decided: Some(prepared.plan.decided()), ..state };
+        together::agree_on_weights(&trainer.ranks, &prepared.plan, &mut trainer.model)?;
+        save_texts(&folder, texts, &trainer.ranks)?;
+        Ok(Self { resumed: Some(state.step), folder, state })
     }
 }
 
@@ -150,28 +116,16 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         console.samples("before", &prepared.plan.sample_prompts.value, &samples_before);
     }
     Ok(RunState {
-        step: 0,
-        cursor: Cursor::default(),
-        loss_tokens: 0,
         date: prepared.date,
-        wall_s: 0.0,
-        step_s: 0.0,
-        step_tokens: 0,
-        rounds: None,
-        loss_scale: None,
-        guard: Guard::default(),
-        last_losses: Vec::new(),
         before,
-        evaluation_is_due: false,
-        best: None,
         samples_before,
         sample_prompts: prepared.plan.sample_prompts.value.clone(),
         base_hash: trainer.model.base_hash(),
-        reference: None,
         decided: Some(prepared.plan.decided()),
         length_group: prepared.train.length_group(),
         identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint(), prepared.train.report().documents),
         settings: RunSettings::new(&prepared.plan),
+        ..RunState::default()
     })
 }
 
@@ -194,16 +148,15 @@ fn evaluated<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: Con
 
 /// Restores the trainer from a checkpoint, after comparing the base model with the saved one by content.
 fn continue_from<B: Kernels>(
-    point: ResumePoint,
+    (folder, checkpoint, mut state): (&RunFolder, &Path, RunState),
     prepared: &Prepared,
     trainer: &mut Trainer<B>,
     weights: &SavedWeights,
     console: Console,
-) -> Result<(RunFolder, RunState), RunError> {
-    let ResumePoint { folder, checkpoint, mut state, .. } = point;
-    state.check_cursor(&checkpoint, prepared.train.rows())?;
+) -> Result<RunState, RunError> {
+    state.check_cursor(checkpoint, prepared.train.rows())?;
     check_model(state.base_hash, trainer.model.base_hash())?;
-    restore(&checkpoint, weights, &mut trainer.model, &mut trainer.optimizer, &state)?;
+    restore(checkpoint, weights, &mut trainer.model, &mut trainer.optimizer, &state)?;
     (state.settings, state.length_group) = (RunSettings::new(&prepared.plan), prepared.train.length_group());
     if trainer.ranks.is_main() && state.step < prepared.plan.steps.value {
         folder.set_summary_aside()?;
@@ -228,7 +181,7 @@ fn continue_from<B: Kernels>(
         ));
     }
     console.print(&format!("resumed after step {} from {}", state.step, checkpoint.display()));
-    Ok((folder, state))
+    Ok(state)
 }
 
 /// Answers the plan's sample prompts, sampling as the model's folder says.

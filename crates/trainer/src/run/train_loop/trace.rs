@@ -66,7 +66,6 @@ impl HostSpans {
     }
 }
 
-/// A finished trace.
 pub(super) struct RunTrace {
     pub(super) steps: TraceSteps,
     pub(super) host: HostSpans,
@@ -74,7 +73,6 @@ pub(super) struct RunTrace {
     pub(super) device: Vec<TracedOperation>,
 }
 
-/// Summary of the device's time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct DeviceTime {
     /// From the first operation to the end of the last.
