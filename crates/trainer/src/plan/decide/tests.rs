@@ -174,7 +174,7 @@ fn a_plan_continues_the_run_of_a_state_with_the_same_values() {
 
 #[test]
 fn steps_go_on_where_the_host_has_room_for_a_copy_of_what_neither_is_paged_nor_divided() {
-    let copied = |optimizer: &str, host_gib| {
+    let copied = |optimizer: &str, host_gib: u64| {
         let optimizer = format!("train.optimizer={optimizer}");
         let full =
             ["mode=full", "lora=", "bnb_4bit=", "train.micro_batch_size=1", "train.optimizer_device_gib=0", &optimizer];
