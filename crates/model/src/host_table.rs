@@ -2,7 +2,6 @@
 //!
 //! Rows are read from the file of the checkpoint when a pass needs them, which in steady state is memory of the system's page cache. So nothing is
 //! copied, and what the machine has no memory for is read again. Tokens beyond the stored rows were added, and have the mean of these.
-//! Trade-off: rows of a compressed file are decompressed with their blocks, each time.
 
 use std::sync::Arc;
 
