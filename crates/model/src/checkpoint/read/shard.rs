@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Result as IoResult, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use burn_tensor::DType;
@@ -88,11 +88,13 @@ impl Shard {
         Ok(self)
     }
 
-    /// Opens the file at byte `start` of its data.
-    fn reader(&self, start: u64) -> IoResult<File> {
-        let mut file = File::open(&self.path)?;
-        file.seek(SeekFrom::Start(self.data_start + start))?;
-        Ok(file)
+    /// Opens a tensor at byte `begin`. Each call of the result reads the next bytes, as many as fit.
+    fn reader(&self, name: &str, begin: usize) -> Result<impl FnMut(&mut [u8]) -> Result<(), ModelError>, ModelError> {
+        let failed = move |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
+        let mut file = File::open(&self.path).map_err(failed)?;
+        let start = self.data_start + (self.known(name).data_offsets.0 + begin) as u64;
+        file.seek(SeekFrom::Start(start)).map_err(failed)?;
+        Ok(move |out: &mut [u8]| file.read_exact(out).map_err(failed))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -117,23 +119,19 @@ impl Shard {
 
     /// Reads the bytes of one tensor from `begin` on, as many as fit into `out`. The caller has checked that they are here.
     pub(crate) fn read_from(&self, name: &str, begin: usize, out: &mut [u8]) -> Result<(), ModelError> {
-        let failed = |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
-        let mut file = self.reader((self.known(name).data_offsets.0 + begin) as u64).map_err(failed)?;
-        file.read_exact(out).map_err(failed)
+        self.reader(name, begin)?(out)
     }
 
     /// Compares the bytes of a tensor with those of one of another file, of the same size. The caller has checked that they are here.
     pub(crate) fn same_bytes(&self, name: &str, other: &Self, of_other: &str) -> Result<bool, ModelError> {
         let (start, end) = self.known(name).data_offsets;
+        let (mut read, mut read_other) = (self.reader(name, 0)?, other.reader(of_other, 0)?);
         let mut blocks = [vec![0; BLOCK_BYTES.min(end - start)], vec![0; BLOCK_BYTES.min(end - start)]];
-        let other_start = other.known(of_other).data_offsets.0 as u64;
-        let mut file = self.reader(start as u64).map_err(ModelError::io("read", &self.path))?;
-        let mut of_other = other.reader(other_start).map_err(ModelError::io("read", &other.path))?;
         for first in (start..end).step_by(BLOCK_BYTES) {
-            let count = BLOCK_BYTES.min(end - first);
-            file.read_exact(&mut blocks[0][..count]).map_err(ModelError::io("read", &self.path))?;
-            of_other.read_exact(&mut blocks[1][..count]).map_err(ModelError::io("read", &other.path))?;
-            if blocks[0][..count] != blocks[1][..count] {
+            let [one, two] = blocks.each_mut().map(|block| &mut block[..BLOCK_BYTES.min(end - first)]);
+            read(one)?;
+            read_other(two)?;
+            if one != two {
                 return Ok(false);
             }
         }
@@ -171,18 +169,18 @@ impl Shard {
     ) -> Result<u64, ModelError> {
         let info = self.known(name);
         let stored = convert::device_dtype(info.dtype).expect("callers have checked the format");
-        let failed = |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
-        let mut file = self.reader((info.data_offsets.0 + first * stored.size()) as u64).map_err(failed)?;
+        let mut read = self.reader(name, first * stored.size())?;
         let block_elements = BLOCK_BYTES / stored.size();
-        let mut scratch = vec![0; if stored == requested { 0 } else { BLOCK_BYTES }];
+        let in_scratch = if stored == requested { 0 } else { block_elements.min(out.len() / requested.size()) };
+        let mut scratch = vec![0; in_scratch * stored.size()];
         let mut hash = Xxh3::new();
         for (block, out) in out.chunks_mut(block_elements * requested.size()).enumerate() {
             let elements = out.len() / requested.size();
             if stored == requested {
-                file.read_exact(out).map_err(failed)?;
+                read(out)?;
             } else {
                 let scratch = &mut scratch[..elements * stored.size()];
-                file.read_exact(scratch).map_err(failed)?;
+                read(scratch)?;
                 convert::convert(stored, scratch, requested, out);
             }
             if let Some(index) = convert::first_not_finite(out, requested) {
