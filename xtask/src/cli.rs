@@ -58,7 +58,7 @@ launches, ignored tests, reasons for dependencies, machine paths, links of Markd
 Each finding says where it is and what to do. Needs cargo and git, no network, no build.";
 
 /// The commands of the `firebrick` binary, with their lines in the overview.
-const PASSED_ON: [(&str, &str); 21] = [
+const PASSED_ON: [(&str, &str); 19] = [
     ("train", "Train a recipe and write a run folder: `RECIPE`, `--set a.b=c`"),
     ("plan", "Print what a run would do, and why: `RECIPE`, `--set a.b=c`, `--for b200`"),
     ("new", "Write a commented recipe that plans here: `MODEL DATA`, `--out FILE`"),
@@ -77,11 +77,6 @@ const PASSED_ON: [(&str, &str); 21] = [
     ("chat", "Talk to a model in the terminal, through its chat template: `--model DIR`"),
     ("export", "Merge an adapter into its base: `--merge --model DIR --adapter DIR --out DIR`"),
     ("push", "Send an adapter or a model to the Hugging Face Hub: `runs/my-run/adapter --to OWNER/NAME`"),
-    (
-        "compress",
-        "Write a model folder with compressed weights, which every command reads: `--model DIR --out DIR --codec zstd`",
-    ),
-    ("decompress", "Write a compressed model folder as it was: `--model DIR --out DIR`"),
     ("verify", "Compare a model's logits with golden ones"),
     ("report", "Write the report of a run folder, one HTML page with plots: `runs/my-run`"),
     ("schema", "Print the JSON schema of recipes"),

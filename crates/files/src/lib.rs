@@ -6,7 +6,7 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::io::{BufWriter, Error, ErrorKind, IntoInnerError, Result, Seek, SeekFrom, Write};
+use std::io::{BufWriter, Error, ErrorKind, IntoInnerError, Result, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, NamedTempFile, TempDir};
@@ -55,12 +55,6 @@ impl Write for AtomicFile {
 
     fn flush(&mut self) -> Result<()> {
         self.file.flush()
-    }
-}
-
-impl Seek for AtomicFile {
-    fn seek(&mut self, position: SeekFrom) -> Result<u64> {
-        self.file.seek(position)
     }
 }
 

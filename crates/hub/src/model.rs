@@ -22,8 +22,6 @@ use crate::hub::Hub;
 use crate::id::{HubId, is_commit};
 use crate::listing::{HubFile, Listing, is_safe};
 
-/// Suffixes of compressed weight files.
-const COMPRESSED: [&str; 3] = ["", ".zst", ".lz4"];
 /// Files that describe a model, besides those of its tokenizer: sizes, template, settings of generation and of a run's chats.
 const DESCRIPTION: [&str; 8] = [
     CONFIG_FILE,
@@ -95,8 +93,8 @@ impl Hub {
     /// Returns the paths of the weights, with the precedence of a model folder: one file before an index.
     fn weights(&self, id: &HubId, listing: &Listing) -> Result<Vec<String>, HubError> {
         let name = if listing.has(ADAPTER_CONFIG_FILE) { ADAPTER_WEIGHTS_FILE } else { WEIGHTS_FILE };
-        if let Some(path) = COMPRESSED.iter().map(|end| format!("{name}{end}")).find(|path| listing.has(path)) {
-            return Ok(vec![path]);
+        if listing.has(name) {
+            return Ok(vec![name.to_owned()]);
         }
         if listing.has(INDEX_FILE) {
             return self.shards(id, listing);

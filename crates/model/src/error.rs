@@ -83,6 +83,13 @@ pub enum ModelError {
     )]
     WrongLength { path: PathBuf, expected: u64, got: u64 },
 
+    #[error(
+        "`{}` holds weights as `firebrick compress` of earlier builds wrote them, which are no longer read: restore its folder with \
+         `firebrick decompress` of such a build of 0.1.0",
+        path.display()
+    )]
+    CompressedWeights { path: PathBuf },
+
     #[error("`{}` is a Git LFS pointer, not the weights: run `git lfs pull` in its folder", path.display())]
     LfsPointer { path: PathBuf },
 

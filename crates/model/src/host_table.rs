@@ -2,7 +2,6 @@
 //!
 //! Rows are read from the file of the checkpoint when a pass needs them, which in steady state is memory of the system's page cache. So nothing is
 //! copied, and what the machine has no memory for is read again. Tokens beyond the stored rows were added, and have the mean of these.
-//! Trade-off: rows of a compressed file are decompressed with their blocks, each time.
 
 use std::sync::Arc;
 
@@ -10,7 +9,6 @@ use burn_tensor::DType;
 use firebrick_arch::PER_LAYER_EMBEDDING;
 use firebrick_precision::FloatType;
 
-use crate::checkpoint::read::convert::{convert, device_dtype};
 use crate::checkpoint::{Fetched, Shard, stored_as};
 use crate::error::ModelError;
 
@@ -62,14 +60,8 @@ impl HostTable {
                 Ok((first..first + self.width).map(|at| values[at % values.len()]).collect())
             }
             TableSource::File(shard) => {
-                let stored = device_dtype(shard.known(PER_LAYER_EMBEDDING).dtype).expect("the file was read before");
-                let (mut bytes, mut row) = (vec![0; self.width * stored.size()], vec![0.0; self.width]);
-                shard.read_elements(PER_LAYER_EMBEDDING, first, stored, &mut bytes)?;
-                let values: &mut [u8] = bytemuck::cast_slice_mut(&mut row);
-                match stored {
-                    DType::F32 => values.copy_from_slice(&bytes),
-                    _ => convert(stored, &bytes, DType::F32, values),
-                }
+                let mut row = vec![0.0; self.width];
+                shard.read_elements(PER_LAYER_EMBEDDING, first, DType::F32, bytemuck::cast_slice_mut(&mut row))?;
                 Ok(row)
             }
         }

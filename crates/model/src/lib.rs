@@ -33,12 +33,11 @@ mod tile;
 mod tiled_layer;
 mod token_rows;
 
-pub use checkpoint::compress::{CompressReport, compress_folder, decompress_folder};
 pub use checkpoint::description::read_config;
 pub use checkpoint::experts::StoredParts;
 pub use checkpoint::write::companions::{CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE, Companions};
 pub use checkpoint::write::save::CollectedWeights;
-pub use checkpoint::{Bnb4bit, Codec, HfFolder, float_type_of};
+pub use checkpoint::{Bnb4bit, HfFolder, float_type_of};
 pub use decoder::{Decoder, Loss, LossOptions, MicroBatch, Tape};
 pub use division::Division;
 pub use error::ModelError;

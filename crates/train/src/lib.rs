@@ -4,7 +4,6 @@ pub mod bench;
 pub mod bench_generate;
 pub mod chat;
 mod commands;
-pub mod compress;
 pub mod convert;
 pub mod export;
 pub mod inspect;
@@ -26,7 +25,6 @@ use firebrick_trainer::run::device::prepare_process;
 
 use crate::commands::answers::answer;
 use crate::commands::{machine, overview, recipes, rewards, show_reports, text, timing, training, warn};
-use crate::compress::{CompressOptions, DecompressOptions, compress, decompress};
 use crate::export::{ExportOptions, export};
 use crate::push::{PushOptions, push};
 
@@ -62,10 +60,6 @@ enum Command {
     Export(ExportOptions),
     /// Send an adapter folder or a model folder to the Hugging Face Hub.
     Push(PushOptions),
-    /// Write a model folder with compressed weights, which every command reads as it is.
-    Compress(CompressOptions),
-    /// Write a compressed model folder as it was, byte for byte.
-    Decompress(DecompressOptions),
     /// Compare a model's logits with a golden file.
     Verify(text::Verify),
     /// Check what a run needs here: driver, libraries, cards, disk, cache, Hub, a kernel, and what `auto` chooses. Status 1: a run would fail.
@@ -130,8 +124,6 @@ pub fn main() -> ExitCode {
         Command::Chat(arguments) => text::talk(arguments).map(done),
         Command::Export(options) => printed(export(&options)),
         Command::Push(options) => printed(push(&options, Console::VERBOSE)),
-        Command::Compress(options) => printed(compress(&options)),
-        Command::Decompress(options) => printed(decompress(&options)),
         Command::Verify(arguments) => text::compare(arguments).map(done),
         Command::Report(Report { run, out }) => {
             printed(report::write(&run, out.as_deref()).map(|page| format!("written to {}", page.display())))

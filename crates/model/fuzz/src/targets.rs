@@ -8,15 +8,14 @@ use std::path::Path;
 
 use firebrick_model::checkpoint::{INDEX_FILE, WEIGHTS_FILE};
 use firebrick_model::peft::read_adapter;
-use firebrick_model::{HfFolder, ModelConfig, ModelError};
+use firebrick_model::{HfFolder, ModelConfig};
 
 /// A target takes any bytes.
 pub(crate) type Target = fn(&[u8]) -> Vec<String>;
 
 /// All targets by name; the corpus of each is the folder with its name.
-pub(crate) const TARGETS: [(&str, Target); 6] = [
+pub(crate) const TARGETS: [(&str, Target); 5] = [
     ("adapter_config", adapter_config),
-    ("compressed", compressed),
     ("config", config),
     ("index", index),
     ("quantized", quantized),
@@ -85,14 +84,24 @@ fn index(bytes: &[u8]) -> Vec<String> {
 
 /// Checks `model.safetensors`: every tensor of an accepted file can be read, or its number format is refused.
 fn safetensors(bytes: &[u8]) -> Vec<String> {
-    read_all(WEIGHTS_FILE, bytes, |opened, name| {
+    let folder = folder_with(WEIGHTS_FILE, bytes);
+    let opened = match HfFolder::open(folder.path()) {
+        Ok(opened) => opened,
+        Err(error) => return vec![error.to_string()],
+    };
+    let refusal = |name: &str| {
         let stored = opened.read(name).expect("a tensor of an accepted file can be read");
         let info = opened.info(name).expect("a tensor that is listed is there");
         assert_eq!(stored.bytes.len(), info.byte_len(), "{name}");
-        let values = opened.read_f32(name, &info.shape)?;
-        assert_eq!(values.len(), info.shape.iter().product::<usize>(), "{name}");
-        Ok(())
-    })
+        match opened.read_f32(name, &info.shape) {
+            Ok(values) => {
+                assert_eq!(values.len(), info.shape.iter().product::<usize>(), "{name}");
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        }
+    };
+    opened.names().filter_map(refusal).collect()
 }
 
 /// Does the same for quantized weights, which have parts: each is read as codes if one of our formats has the same, and as values.
@@ -106,28 +115,6 @@ fn quantized(bytes: &[u8]) -> Vec<String> {
         }
     }
     safetensors(bytes)
-}
-
-/// Checks `model.safetensors.zst`, or `.lz4` if the file says so: every tensor of an accepted file has the bytes of its shape, or the damaged block
-/// is named.
-fn compressed(bytes: &[u8]) -> Vec<String> {
-    let extension = if bytes.get(12) == Some(&2) { "lz4" } else { "zst" };
-    read_all(&format!("{WEIGHTS_FILE}.{extension}"), bytes, |opened, name| {
-        let info = opened.info(name).expect("a tensor that is listed is there");
-        assert_eq!(opened.read(name)?.bytes.len(), info.byte_len(), "{name}");
-        Ok(())
-    })
-}
-
-/// Opens a folder with one weight file and reads its tensors; returns the messages of all refusals.
-fn read_all(file: &str, bytes: &[u8], read: impl Fn(&HfFolder, &str) -> Result<(), ModelError>) -> Vec<String> {
-    let folder = folder_with(file, bytes);
-    match HfFolder::open(folder.path()) {
-        Ok(opened) => {
-            opened.names().filter_map(|name| read(&opened, name).err()).map(|error| error.to_string()).collect()
-        }
-        Err(error) => vec![error.to_string()],
-    }
 }
 
 /// Returns the bytes of the shard.

@@ -1,7 +1,6 @@
 //! Model folders: what they hold (`read`), how they are written (`write`), and the forms in which they store weights (`quantized`, `experts`, and
 //! `wrapper` for the text model of a larger checkpoint).
 
-pub(crate) mod compress;
 pub(crate) mod description;
 pub(crate) mod experts;
 mod quantized;
@@ -16,7 +15,6 @@ pub use self::quantized::Bnb4bit;
 pub use self::read::HfFolder;
 pub(crate) use self::read::ahead::{CodesOrValues, Limits, Request, Values, keeps_narrow_scales, read_ahead};
 pub(crate) use self::read::complete::OLD_BUFFER;
-pub use self::read::compressed::Codec;
 pub(crate) use self::read::convert::{not_writable, stored_as};
 pub(crate) use self::read::shard::Shard;
 pub(crate) use self::read::{adapter_shapes, open_adapter, read_adapter_f32, safetensors_names};

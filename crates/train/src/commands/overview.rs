@@ -12,7 +12,7 @@ use clap_complete::{Shell, generate};
 /// The visible commands, in the order and under the headings of the overview.
 pub(super) const GROUPS: [(&str, &[&str]); 4] = [
     ("Train", &["train", "plan", "new", "convert", "inspect", "reward", "report"]),
-    ("Use and share what was trained", &["generate", "chat", "export", "push", "compress", "decompress", "verify"]),
+    ("Use and share what was trained", &["generate", "chat", "export", "push", "verify"]),
     ("Know the machine", &["doctor", "profile", "bench", "bench-generate"]),
     ("Set up", &["schema", "completions"]),
 ];

@@ -1,6 +1,6 @@
-//! Weights in a Hugging Face folder: `model.safetensors`, or shards with `model.safetensors.index.json`. Either may be compressed (`compressed`), and
-//! weights may be quantized (`quantized`) or experts in one tensor (`experts::fused`), which a caller need not know. The tensors of a text model in a
-//! larger checkpoint have the names that they have alone.
+//! Weights in a Hugging Face folder: `model.safetensors`, or shards with `model.safetensors.index.json`. Weights may be quantized (`quantized`) or
+//! experts in one tensor (`experts::fused`), which a caller need not know. The tensors of a text model in a larger checkpoint have the names that
+//! they have alone.
 //!
 //! Opening a folder reads every shard's header and compares the file's length with it, so that an incomplete download is found before any weight is
 //! read. Tensors are then read with plain positioned reads, one at a time or by threads that read ahead within a bound (`ahead`): no `unsafe`
@@ -9,11 +9,12 @@
 
 pub(crate) mod ahead;
 pub(crate) mod complete;
-pub(crate) mod compressed;
 pub(crate) mod convert;
 pub(crate) mod shard;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, read_dir};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -73,14 +74,14 @@ impl Holder {
 }
 
 impl HfFolder {
-    /// Opens a model folder. `model.safetensors` takes precedence over an index, as in transformers, and a file over its compressed form.
+    /// Opens a model folder. `model.safetensors` takes precedence over an index, as in transformers.
     ///
     /// # Errors
     /// No weights; shards that are missing, cut short or damaged; an index that does not fit its shards; a quantized weight whose parts
     /// do not belong together.
     pub fn open(dir: &Path) -> Result<Self, ModelError> {
-        let dir = dir.to_path_buf();
-        if let Some(path) = compressed::existing(&dir.join(WEIGHTS_FILE)) {
+        let (dir, path) = (dir.to_path_buf(), dir.join(WEIGHTS_FILE));
+        if path.is_file() {
             let shard = Shard::open(&path)?;
             let names: Vec<String> = shard.names().collect();
             let shard = Arc::new(shard.renamed(text_name)?);
@@ -90,26 +91,25 @@ impl HfFolder {
             let missing = "model.safetensors and no model.safetensors.index.json";
             let advice = "Give a folder with safetensors weights; convert pytorch_model.bin by loading it with \
                           transformers and calling save_pretrained";
-            return Err(ModelError::NotThere { dir, missing, advice });
+            return Err(without_weights(&dir, ModelError::NotThere { dir: dir.clone(), missing, advice }));
         }
         Self::open_sharded(dir)
     }
 
     fn open_sharded(dir: PathBuf) -> Result<Self, ModelError> {
         let by_shard = read_index(&dir.join(INDEX_FILE))?;
-        let missing = by_shard.iter().filter(|(file, _)| compressed::existing(&dir.join(file)).is_none());
+        let missing = by_shard.iter().filter(|(file, _)| !dir.join(file).is_file());
         let missing = missing.map(|(file, names)| {
             let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>();
             format!("{file} (needed by {}: {})", counted(names.len(), "tensor"), first_few(&names).replace(';', ","))
         });
         let missing = missing.collect::<Vec<_>>();
         if !missing.is_empty() {
-            return Err(ModelError::MissingShards { dir, shards: missing });
+            return Err(without_weights(&dir, ModelError::MissingShards { dir: dir.clone(), shards: missing }));
         }
         let mut places = BTreeMap::new();
         for (file, names) in by_shard {
-            let path = dir.join(file);
-            let shard = Shard::open(&compressed::existing(&path).unwrap_or(path))?;
+            let shard = Shard::open(&dir.join(file))?;
             let absent = names.iter().filter(|name| shard.info(name).is_none()).cloned().collect::<Vec<_>>();
             if !absent.is_empty() {
                 return Err(ModelError::NotInShard { path: shard.path().to_path_buf(), tensors: absent });
@@ -321,6 +321,18 @@ impl HfFolder {
     }
 }
 
+/// Returns the error for a folder that lacks weights: `usual`, unless `firebrick compress` of earlier builds wrote them.
+fn without_weights(dir: &Path, usual: ModelError) -> ModelError {
+    let mut paths = read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_compressed = |path: &PathBuf| {
+        let mut start = [0; 8];
+        path.extension().is_some_and(|end| end == "zst" || end == "lz4")
+            && File::open(path).is_ok_and(|mut file| file.read_exact(&mut start).is_ok())
+            && start == *b"SAFETPLN"
+    };
+    paths.find(is_compressed).map_or(usual, |path| ModelError::CompressedWeights { path })
+}
+
 /// Reads the names in one safetensors file from its header.
 pub(crate) fn safetensors_names(path: &Path) -> Result<Vec<String>, ModelError> {
     Ok(Shard::open(path)?.names().collect())
@@ -376,7 +388,7 @@ fn is_file_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{File, OpenOptions, copy, remove_file, write};
+    use std::fs::{OpenOptions, copy, remove_file, write};
 
     use firebrick_arch::{ArchError, ModelConfig};
     use firebrick_precision::FloatType;
@@ -480,6 +492,23 @@ mod tests {
         let temp = tempdir().unwrap();
         File::create(temp.path().join("pytorch_model.bin")).unwrap();
         assert!(HfFolder::open(temp.path()).unwrap_err().to_string().contains("save_pretrained"));
+    }
+
+    #[test]
+    fn compressed_weights_are_refused_with_the_way_back() {
+        let (_temp, dir, _) = sharded();
+        let shard = dir.join("model-00002-of-00003.safetensors");
+        remove_file(&shard).unwrap();
+        let packed = shard.with_extension("safetensors.lz4");
+        let error = |start: &[u8]| {
+            write(&packed, start).unwrap();
+            HfFolder::open(&dir).unwrap_err()
+        };
+        assert!(matches!(error(b"another format"), ModelError::MissingShards { .. }));
+        let message = error(b"SAFETPLN, and the rest").to_string();
+        assert!(message.contains("safetensors.lz4") && message.contains("`firebrick decompress`"), "{message}");
+        remove_file(dir.join(INDEX_FILE)).unwrap();
+        assert_eq!(HfFolder::open(&dir).unwrap_err().to_string(), message);
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! One safetensors file, as it is or compressed: its header, checked against its length, and reads of single tensors.
+//! One safetensors file: its header, checked against its length, and reads of single tensors.
 //!
 //! The file is opened again for each read: that costs microseconds, needs no lock between threads, and works the same on every system.
 //! Trade-off: a file that is replaced between its header and a read is not noticed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Result as IoResult, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use burn_tensor::DType;
@@ -14,7 +14,6 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::from_slice;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::checkpoint::read::compressed::{self, Compressed, Head};
 use crate::checkpoint::read::convert;
 use crate::checkpoint::tensor::TensorBytes;
 use crate::error::ModelError;
@@ -35,46 +34,17 @@ const GIT_LFS_POINTER: &[u8] = b"version ";
 pub(crate) struct Shard {
     path: PathBuf,
     metadata: Metadata,
-    /// The bytes before the data: the length of the header, and the header.
-    prefix: Vec<u8>,
-    data: Data,
-}
-
-/// Location of a file's data.
-#[derive(Debug)]
-enum Data {
-    /// In the file, after the header.
-    Plain,
-    /// In compressed blocks.
-    Compressed(Compressed),
+    /// Bytes before the data: the length of the header, and the header.
+    data_start: u64,
 }
 
 impl Shard {
     /// Reads and checks the header.
     pub(crate) fn open(path: &Path) -> Result<Self, ModelError> {
         let bad = |reason: String| ModelError::BadHeader { path: path.to_path_buf(), reason };
+        let wrong_length = |expected, got| ModelError::WrongLength { path: path.to_path_buf(), expected, got };
         let mut file = File::open(path).map_err(ModelError::io("open", path))?;
         let length = file.metadata().map_err(ModelError::io("read", path))?.len();
-        let Some(codec) = compressed::codec_of(path) else {
-            let (prefix, metadata) = Self::read_header(path, &mut file, length)?;
-            let expected = (prefix.len() + metadata.data_len()) as u64;
-            if expected != length {
-                return Err(ModelError::WrongLength { path: path.to_path_buf(), expected, got: length });
-            }
-            return Ok(Self { path: path.to_path_buf(), metadata, prefix, data: Data::Plain });
-        };
-        let head = Head::read(&mut file, codec, length).map_err(bad)?;
-        let (prefix, metadata) = Self::read_header(path, &mut file, head.prefix)?;
-        if prefix.len() as u64 != head.prefix {
-            return Err(bad(format!("its header is {} bytes instead of {}", prefix.len(), head.prefix)));
-        }
-        let data = head.read_table(&mut file, &prefix, &metadata, length).map_err(bad)?;
-        Ok(Self { path: path.to_path_buf(), metadata, prefix, data: Data::Compressed(data) })
-    }
-
-    /// Reads the header of a file of `length` bytes; returns its bytes and the parsed header.
-    fn read_header(path: &Path, file: &mut File, length: u64) -> Result<(Vec<u8>, Metadata), ModelError> {
-        let bad = |reason: String| ModelError::BadHeader { path: path.to_path_buf(), reason };
         if length < LENGTH_BYTES {
             return Err(bad(format!("it is {length} bytes, too short for a header")));
         }
@@ -83,21 +53,23 @@ impl Shard {
         if header_length == GIT_LFS_POINTER {
             return Err(ModelError::LfsPointer { path: path.to_path_buf() });
         }
-        let mut prefix = header_length.to_vec();
         let header_length = u64::from_le_bytes(header_length);
         if header_length > MAX_HEADER_BYTES {
             return Err(bad(format!("its first bytes announce a header of {header_length} bytes")));
         }
-        let start = LENGTH_BYTES + header_length;
-        if start > length {
-            return Err(ModelError::WrongLength { path: path.to_path_buf(), expected: start, got: length });
+        let data_start = LENGTH_BYTES + header_length;
+        if data_start > length {
+            return Err(wrong_length(data_start, length));
         }
-        prefix.resize(start as usize, 0);
-        let header = &mut prefix[LENGTH_BYTES as usize..];
-        file.read_exact(header).map_err(ModelError::io("read", path))?;
+        let mut header = vec![0; header_length as usize];
+        file.read_exact(&mut header).map_err(ModelError::io("read", path))?;
         let metadata =
-            from_slice::<Metadata>(header).map_err(|error| bad(format!("its header is invalid: {error}")))?;
-        Ok((prefix, metadata))
+            from_slice::<Metadata>(&header).map_err(|error| bad(format!("its header is invalid: {error}")))?;
+        let expected = data_start + metadata.data_len() as u64;
+        if expected != length {
+            return Err(wrong_length(expected, length));
+        }
+        Ok(Self { path: path.to_path_buf(), metadata, data_start })
     }
 
     /// Returns the same file with its tensors under other names.
@@ -116,25 +88,13 @@ impl Shard {
         Ok(self)
     }
 
-    /// Returns the bytes before the data of the safetensors file.
-    pub(crate) fn prefix(&self) -> &[u8] {
-        &self.prefix
-    }
-
-    pub(crate) fn metadata(&self) -> &Metadata {
-        &self.metadata
-    }
-
-    /// Reads the data of the safetensors file from `start` on.
-    pub(crate) fn reader(&self, start: u64) -> IoResult<Box<dyn Read + '_>> {
-        let mut file = File::open(&self.path)?;
-        Ok(match &self.data {
-            Data::Plain => {
-                file.seek(SeekFrom::Start(self.prefix.len() as u64 + start))?;
-                Box::new(file)
-            }
-            Data::Compressed(compressed) => Box::new(compressed.reader(file, start)),
-        })
+    /// Opens a tensor at byte `begin`. Each call of the result reads the next bytes, as many as fit.
+    fn reader(&self, name: &str, begin: usize) -> Result<impl FnMut(&mut [u8]) -> Result<(), ModelError>, ModelError> {
+        let failed = move |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
+        let mut file = File::open(&self.path).map_err(failed)?;
+        let start = self.data_start + (self.known(name).data_offsets.0 + begin) as u64;
+        file.seek(SeekFrom::Start(start)).map_err(failed)?;
+        Ok(move |out: &mut [u8]| file.read_exact(out).map_err(failed))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -159,23 +119,19 @@ impl Shard {
 
     /// Reads the bytes of one tensor from `begin` on, as many as fit into `out`. The caller has checked that they are here.
     pub(crate) fn read_from(&self, name: &str, begin: usize, out: &mut [u8]) -> Result<(), ModelError> {
-        let failed = |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
-        let mut file = self.reader((self.known(name).data_offsets.0 + begin) as u64).map_err(failed)?;
-        file.read_exact(out).map_err(failed)
+        self.reader(name, begin)?(out)
     }
 
     /// Compares the bytes of a tensor with those of one of another file, of the same size. The caller has checked that they are here.
     pub(crate) fn same_bytes(&self, name: &str, other: &Self, of_other: &str) -> Result<bool, ModelError> {
         let (start, end) = self.known(name).data_offsets;
+        let (mut read, mut read_other) = (self.reader(name, 0)?, other.reader(of_other, 0)?);
         let mut blocks = [vec![0; BLOCK_BYTES.min(end - start)], vec![0; BLOCK_BYTES.min(end - start)]];
-        let other_start = other.known(of_other).data_offsets.0 as u64;
-        let mut file = self.reader(start as u64).map_err(ModelError::io("read", &self.path))?;
-        let mut of_other = other.reader(other_start).map_err(ModelError::io("read", &other.path))?;
         for first in (start..end).step_by(BLOCK_BYTES) {
-            let count = BLOCK_BYTES.min(end - first);
-            file.read_exact(&mut blocks[0][..count]).map_err(ModelError::io("read", &self.path))?;
-            of_other.read_exact(&mut blocks[1][..count]).map_err(ModelError::io("read", &other.path))?;
-            if blocks[0][..count] != blocks[1][..count] {
+            let [one, two] = blocks.each_mut().map(|block| &mut block[..BLOCK_BYTES.min(end - first)]);
+            read(one)?;
+            read_other(two)?;
+            if one != two {
                 return Ok(false);
             }
         }
@@ -213,18 +169,18 @@ impl Shard {
     ) -> Result<u64, ModelError> {
         let info = self.known(name);
         let stored = convert::device_dtype(info.dtype).expect("callers have checked the format");
-        let failed = |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
-        let mut file = self.reader((info.data_offsets.0 + first * stored.size()) as u64).map_err(failed)?;
+        let mut read = self.reader(name, first * stored.size())?;
         let block_elements = BLOCK_BYTES / stored.size();
-        let mut scratch = vec![0; if stored == requested { 0 } else { BLOCK_BYTES }];
+        let in_scratch = if stored == requested { 0 } else { block_elements.min(out.len() / requested.size()) };
+        let mut scratch = vec![0; in_scratch * stored.size()];
         let mut hash = Xxh3::new();
         for (block, out) in out.chunks_mut(block_elements * requested.size()).enumerate() {
             let elements = out.len() / requested.size();
             if stored == requested {
-                file.read_exact(out).map_err(failed)?;
+                read(out)?;
             } else {
                 let scratch = &mut scratch[..elements * stored.size()];
-                file.read_exact(scratch).map_err(failed)?;
+                read(scratch)?;
                 convert::convert(stored, scratch, requested, out);
             }
             if let Some(index) = convert::first_not_finite(out, requested) {
