@@ -25,7 +25,6 @@ pub(crate) struct Cache {
     folder: Option<PathBuf>,
 }
 
-/// The key of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Key(u128);
 

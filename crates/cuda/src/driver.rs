@@ -126,7 +126,6 @@ impl Driver {
         Self { symbols: Symbols { context_events: None, ..self.symbols }, ..self }
     }
 
-    /// Returns the number of devices that CUDA sees.
     fn device_count(&self) -> Result<usize, CudaError> {
         let count = self.checked("cuDeviceGetCount", result::device::get_count())?;
         Ok(usize::try_from(count).unwrap_or(0))
@@ -181,7 +180,6 @@ impl Driver {
         Ok(format!("{domain:04x}:{bus:02x}:{slot:02x}.0"))
     }
 
-    /// Returns the driver's handle of a device.
     pub(crate) fn handle(&self, ordinal: usize) -> Result<CUdevice, CudaError> {
         let count = self.device_count()?;
         let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);

@@ -188,7 +188,6 @@ impl CudaError {
     }
 }
 
-/// Says which CUDA versions a driver supports.
 fn supported(cuda_major: Option<u32>) -> String {
     cuda_major.map_or_else(String::new, |major| format!(" for this driver, which supports CUDA {major}"))
 }

@@ -71,9 +71,6 @@ impl Libraries {
     }
 
     /// Opens one library alone, from the first place that has it, for a machine without a driver: it can compile but run nothing.
-    ///
-    /// # Errors
-    /// [`CudaError::LibrariesNotFound`] or [`CudaError::LibraryNotOpened`].
     pub(crate) fn open_alone(library: &Library) -> Result<Opened, CudaError> {
         let choice = resolve(Environment::of_process().places(), &[library], None, &cudnn_major)?;
         open(&choice, library)
@@ -124,18 +121,10 @@ impl Libraries {
         &self.cublaslt
     }
 
-    /// Returns cuDNN.
-    ///
-    /// # Errors
-    /// [`CudaError::CudnnNotFound`].
     pub(crate) fn cudnn(&self) -> Result<&Opened, CudaError> {
         self.cudnn.as_ref().map_err(Clone::clone)
     }
 
-    /// Opens NCCL.
-    ///
-    /// # Errors
-    /// [`CudaError::NcclNotFound`].
     pub(crate) fn nccl(&self) -> Result<Opened, CudaError> {
         let found = self.nccl.as_deref().ok_or_else(|| "it is not there".to_owned()).and_then(Opened::open);
         let package = NCCL.package;
@@ -143,7 +132,6 @@ impl Libraries {
     }
 }
 
-/// Opens a library that the choice was made for.
 fn open(choice: &Choice, library: &Library) -> Result<Opened, CudaError> {
     let path = choice.file(library).expect("a place is chosen only if it has the library in this version");
     if library.name == NVRTC.name {

@@ -9,12 +9,10 @@ use libloading::Library as SharedLibrary;
 
 /// A library that is opened at run time.
 pub(crate) struct Library {
-    /// The name that messages use.
     pub(crate) name: &'static str,
     /// What a file of it is, and what to reinstall if a function is missing there.
     pub(crate) working: &'static str,
     pub(crate) versions: &'static str,
-    /// The package to install.
     pub(crate) package: &'static str,
     /// File names, the best first; `#` stands for the major version of CUDA.
     unix_files: &'static [&'static str],

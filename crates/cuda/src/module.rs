@@ -63,7 +63,6 @@ impl Module {
 struct Loaded {
     context: Context,
     program: String,
-    /// The source text of the program.
     source: Arc<str>,
     handle: CUmodule,
     /// Locked while the shared memory limit of a kernel is raised, which reads the limit first.

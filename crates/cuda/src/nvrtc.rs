@@ -69,16 +69,13 @@ pub struct Program {
 /// Code for one architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// The name of the program.
     name: String,
     /// A cubin, or PTX, a text that ends in a zero.
     bytes: Arc<[u8]>,
-    /// The source text of the program.
     source: Arc<str>,
 }
 
 impl Image {
-    /// Returns the name of its program.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -88,7 +85,6 @@ impl Image {
         &self.bytes
     }
 
-    /// Returns the source text that it was compiled from.
     pub(crate) fn source(&self) -> &Arc<str> {
         &self.source
     }
@@ -166,7 +162,6 @@ fn options(program: &Program, target: Target) -> Vec<String> {
     options
 }
 
-/// A compiled program in NVRTC.
 struct Compilation<'a> {
     raw: Raw,
     name: &'a str,

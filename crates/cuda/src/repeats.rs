@@ -62,7 +62,6 @@ struct Launch {
     submit: Box<Submit>,
 }
 
-/// Submits a launch to the stream.
 type Submit = dyn Fn(&Stream) -> Result<(), CudaError>;
 
 /// Earlier sequences of launches, by the hash of their key.
@@ -73,7 +72,6 @@ struct Known {
     in_graphs: usize,
     /// Number of sequences so far.
     now: u64,
-    /// Time of the next search for unused graphs.
     next_search: u64,
 }
 

@@ -17,12 +17,13 @@ use machine::{Machine, decode, encode, ternary};
 /// The value between rows, which must not be overwritten.
 const GAP: f32 = 77.0;
 
-/// A GEMM with its inputs on the host: `a` and `b` as stored, `c` row-major, all with gaps.
+/// A GEMM with its inputs on the host: `a` and `b` as stored, `c` row-major, all with gaps; and its bias.
 struct Case {
     matmul: Matmul,
     a: Vec<f32>,
     b: Vec<f32>,
     c: Vec<f32>,
+    bias: Option<Vec<f32>>,
 }
 
 impl Case {
@@ -33,7 +34,7 @@ impl Case {
             with_gaps(rows, columns, operand.leading, seed)
         };
         let (a, b) = (stored(matmul.a, m, k, 1), stored(matmul.b, k, n, 2));
-        Self { matmul, a, b, c: with_gaps(m, n, matmul.c_leading, 3) }
+        Self { matmul, a, b, c: with_gaps(m, n, matmul.c_leading, 3), bias: None }
     }
 
     fn a_at(&self, row: usize, inner: usize) -> f32 {
@@ -67,8 +68,10 @@ impl Case {
         let c = c.map(|c| machine.device.upload(&encode(self.matmul.output, c)));
         let a = machine.device.upload(&encode(self.matmul.a.element, &self.a));
         let b = machine.device.upload(&encode(self.matmul.b.element, &self.b));
+        let bias = self.bias.as_ref().map(|bias| machine.device.upload(&encode(self.matmul.output, bias)));
         let c_address = c.as_ref().unwrap_or(&d).address();
-        let pointers = Pointers::new(a.address(), b.address(), c_address, d.address());
+        let mut pointers = Pointers::new(a.address(), b.address(), c_address, d.address());
+        pointers.bias = bias.as_ref().map_or(pointers.bias, |bias| bias.address());
         machine.run(&self.matmul, alpha, beta, pointers).unwrap_or_else(|error| panic!("{error}"));
         decode(self.matmul.output, &machine.device.download(&d))
     }
@@ -168,8 +171,9 @@ fn a_bias_is_added_to_every_row() {
         let mut case = Case::new(Matmul::dense([64, 48, 128], inputs, transposes, output));
         case.matmul.bias = true;
         let bias = ternary(48, 9);
+        case.bias = Some(bias.clone());
         for (alpha, beta) in [(1.0, 0.0), (1.0, 1.0), (0.5, 1.0)] {
-            let found = run_with_bias(&machine, &case, alpha, beta, &bias);
+            let found = case.run(&machine, alpha, beta, &case.c, None);
             let value = |i: usize, j: usize| {
                 alpha * case.product_at(i, j) + beta * case.c[i * case.matmul.c_leading + j] + bias[j]
             };
@@ -177,18 +181,6 @@ fn a_bias_is_added_to_every_row() {
             assert_same(&found, &case.expected(&case.c, value), &what);
         }
     }
-}
-
-/// Runs a case in place, with a bias, and returns D.
-fn run_with_bias(machine: &Machine, case: &Case, alpha: f32, beta: f32, bias: &[f32]) -> Vec<f32> {
-    let (inputs, output) = (case.matmul.a.element, case.matmul.output);
-    let bias = machine.device.upload(&encode(output, bias));
-    let (a, b) = (machine.device.upload(&encode(inputs, &case.a)), machine.device.upload(&encode(inputs, &case.b)));
-    let d = machine.device.upload(&encode(output, &case.c));
-    let pointers =
-        Pointers { bias: bias.address(), ..Pointers::new(a.address(), b.address(), d.address(), d.address()) };
-    machine.run(&case.matmul, alpha, beta, pointers).expect("bias");
-    decode(output, &machine.device.download(&d))
 }
 
 /// `CUBLAS_STATUS_INVALID_VALUE`.

@@ -39,26 +39,22 @@ struct Line {
     offset: f64,
 }
 
-fn module(gpu: &Device) -> Option<Module> {
+fn device_and_module() -> Option<(Device, Module)> {
+    let gpu = Device::find()?;
     let compiler = Compiler::load().ok()?;
     let device = gpu.context.driver().device(gpu.context.ordinal()).expect("a device");
     let program = Program { name: "gpu.cu".to_string(), source: SOURCE.to_string(), options: Vec::new() };
     let image = compiler.compile(&program, device.compute_capability).expect("it compiles");
     let again = compiler.compile(&program, device.compute_capability).expect("it compiles");
     assert_eq!(image, again, "a cached image equals a compiled one");
-    Some(Module::load(&gpu.context, &image).expect("it was compiled for this device"))
+    let module = Module::load(&gpu.context, &image).expect("it was compiled for this device");
+    Some((gpu, module))
 }
 
 const SHAPE: LaunchShape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
 
 fn arguments_of_line(y: &DeviceBuffer, x: &DeviceBuffer, line: &Line) -> Arguments {
     Arguments::new().address(y.address()).address(x.address()).value(line).i64(COUNT as i64)
-}
-
-fn launch_line(gpu: &Device, kernel: &Kernel, y: &DeviceBuffer, x: &DeviceBuffer) -> Result<(), CudaError> {
-    let arguments = arguments_of_line(y, x, &Line { slope: 2.0, unused: [0xff; 4], offset: 0.5 });
-    // SAFETY: the arguments are those of `line`, both buffers have COUNT floats, and callers read after synchronizing.
-    unsafe { kernel.launch(&gpu.stream, SHAPE, &arguments) }
 }
 
 fn request_line(repeats: &Repeats, kernel: &Kernel, y: &DeviceBuffer, x: &DeviceBuffer, line: Line) {
@@ -92,19 +88,19 @@ fn copies_through_pinned_memory_keep_every_byte() {
 
 #[test]
 fn a_kernel_outlives_its_module() {
-    let Some(gpu) = Device::find() else { return };
-    let Some(module) = module(&gpu) else { return };
+    let Some((gpu, module)) = device_and_module() else { return };
     let kernel = module.kernel("line").expect("it is in the program");
     drop(module);
     let (x, y) = (gpu.upload(&values()), gpu.upload(&vec![f32::NAN; COUNT]));
-    launch_line(&gpu, &kernel, &y, &x).expect("launched");
+    let arguments = arguments_of_line(&y, &x, &Line { slope: 2.0, unused: [0xff; 4], offset: 0.5 });
+    // SAFETY: the arguments are those of `line`, both buffers have COUNT floats, and the download synchronizes.
+    unsafe { kernel.launch(&gpu.stream, SHAPE, &arguments) }.expect("launched");
     assert_eq!(gpu.download::<f32>(&y), values().iter().map(|x| 2.0 * x + 0.5).collect::<Vec<_>>());
 }
 
 #[test]
 fn repeated_launches_become_a_graph() {
-    let Some(gpu) = Device::find() else { return };
-    let Some(module) = module(&gpu) else { return };
+    let Some((gpu, module)) = device_and_module() else { return };
     let line = module.kernel("line").expect("it is in the program");
     let repeats = Repeats::new(gpu.stream.clone());
     let buffers: Vec<DeviceBuffer> = (0..5).map(|_| gpu.upload(&values())).collect();
@@ -129,8 +125,7 @@ fn repeated_launches_become_a_graph() {
 
 #[test]
 fn as_many_graphs_as_are_kept_take_little_memory() {
-    let Some(gpu) = Device::find() else { return };
-    let Some(module) = module(&gpu) else { return };
+    let Some((gpu, module)) = device_and_module() else { return };
     let line = module.kernel("line").expect("it is in the program");
     let repeats = Repeats::new(gpu.stream.clone());
     let [x, y] = [0, 1].map(|_: usize| gpu.upload(&values()));
@@ -161,8 +156,7 @@ fn as_many_graphs_as_are_kept_take_little_memory() {
 
 #[test]
 fn wrong_arguments_are_refused_before_the_launch() {
-    let Some(gpu) = Device::find() else { return };
-    let Some(module) = module(&gpu) else { return };
+    let Some((gpu, module)) = device_and_module() else { return };
     let kernel = module.kernel("reversed").expect("it is in the program");
     let shape = LaunchShape { grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
     for wrong in [Arguments::new().address(0), Arguments::new().address(0).i64(0)] {
@@ -176,8 +170,7 @@ fn wrong_arguments_are_refused_before_the_launch() {
 
 #[test]
 fn shared_memory_grows_after_raising_the_limit() {
-    let Some(gpu) = Device::find() else { return };
-    let Some(module) = module(&gpu) else { return };
+    let Some((gpu, module)) = device_and_module() else { return };
     let device = gpu.context.driver().device(0).expect("a device");
     assert!(device.shared_memory_per_block_bytes >= 48 << 10, "{device:?}");
     let bytes = device.shared_memory_per_block_bytes;

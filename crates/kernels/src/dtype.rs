@@ -29,6 +29,14 @@ pub(crate) fn weighted<B: Backend, const D: usize>(
     }
 }
 
+/// Adds other values, if there are any.
+pub(crate) fn plus<B: Backend, const D: usize>(values: Tensor<B, D>, others: Option<Tensor<B, D>>) -> Tensor<B, D> {
+    match others {
+        Some(others) => values.add(others),
+        None => values,
+    }
+}
+
 /// Computes `cap * tanh(logits / cap)`, or returns the logits if there is no cap.
 pub fn capped<B: Backend, const D: usize>(logits: Tensor<B, D>, soft_cap: Option<f64>) -> Tensor<B, D> {
     match soft_cap {

@@ -50,7 +50,6 @@ pub struct Optimizer<B: Kernels> {
     owned: Option<BTreeSet<Arc<str>>>,
     /// Factor of the learning rate of LoRA's B.
     loraplus_lr_ratio: f64,
-    /// Seed of random rounding.
     seed: u64,
 }
 
@@ -191,7 +190,21 @@ impl<B: Kernels> Optimizer<B> {
         let (grad_norm, scale) = self.gradient_scale(squared_norm);
         let parameters = parameters.into_iter().filter(|parameter| self.owns(&parameter.name)).collect::<Vec<_>>();
         self.prepare(&parameters);
-        for group in by_numbers(parameters, self.config.weight_decay, self.loraplus_lr_ratio) {
+        let mut groups: Vec<Group<'_, B>> = Vec::new();
+        for parameter in parameters {
+            let weight_decay = if decays(parameter.role) { self.config.weight_decay } else { 0.0 };
+            // The factor of LoRA+ (Hayou et al., 2024) for B and for vectors, as in PEFT's `create_loraplus_optimizer`.
+            let is_fast = parameter.role == Role::LoraB || parameter.shape.len() == 1;
+            let rate_factor = if is_fast { self.loraplus_lr_ratio } else { 1.0 };
+            let dtype = parameter.value.dtype();
+            let key = (weight_decay, rate_factor, dtype);
+            let same = |group: &&mut Group<'_, B>| (group.weight_decay, group.rate_factor, group.dtype) == key;
+            match groups.iter_mut().find(same) {
+                Some(group) => group.parameters.push(parameter),
+                None => groups.push(Group { weight_decay, rate_factor, dtype, parameters: vec![parameter] }),
+            }
+        }
+        for group in groups {
             let learning_rate = learning_rate * group.rate_factor;
             let numbers =
                 StepNumbers { learning_rate, weight_decay: group.weight_decay, step: update, seed: self.seed };
@@ -344,34 +357,10 @@ impl<B: Kernels> Optimizer<B> {
 struct Group<'a, B: Kernels> {
     /// Decoupled weight decay of all of them.
     weight_decay: f64,
-    /// Factor of the learning rate.
     rate_factor: f64,
     dtype: DType,
     /// In the order in which they were given.
     parameters: Vec<&'a mut Parameter<B>>,
-}
-
-/// Groups parameters by weight decay, learning rate and format; no group is empty. `loraplus_lr_ratio` is the factor of LoRA+ (Hayou et al., 2024) for B and
-/// for vectors, as in PEFT's `create_loraplus_optimizer`.
-fn by_numbers<B: Kernels>(
-    parameters: Vec<&mut Parameter<B>>,
-    weight_decay: f64,
-    loraplus_lr_ratio: f64,
-) -> Vec<Group<'_, B>> {
-    let mut groups: Vec<Group<'_, B>> = Vec::new();
-    for parameter in parameters {
-        let weight_decay = if decays(parameter.role) { weight_decay } else { 0.0 };
-        let is_fast = parameter.role == Role::LoraB || parameter.shape.len() == 1;
-        let rate_factor = if is_fast { loraplus_lr_ratio } else { 1.0 };
-        let dtype = parameter.value.dtype();
-        let key = (weight_decay, rate_factor, dtype);
-        let same = |group: &&mut Group<'_, B>| (group.weight_decay, group.rate_factor, group.dtype) == key;
-        match groups.iter_mut().find(same) {
-            Some(group) => group.parameters.push(parameter),
-            None => groups.push(Group { weight_decay, rate_factor, dtype, parameters: vec![parameter] }),
-        }
-    }
-    groups
 }
 
 /// Returns whether weight decay applies to this role, as in transformers' `Trainer.get_decay_parameter_names`.
@@ -414,7 +403,8 @@ fn step_parameters<B: Kernels>(
         let owner: &mut Parameter<B> = owner;
         let gradient = gradients.remove(&owner.name);
         let gradient = gradient.unwrap_or_else(|| panic!("parameter {} has no gradient", owner.name));
-        let parameter = take_value(owner, &gradient);
+        // With the gradient in its place, the update has the only handle of the value, so that a backend can write in place.
+        let parameter = std::mem::replace(&mut owner.value, gradient.clone());
         let (layout, state) = ParameterState::into_parts(state);
         let is_rounded = parameter.dtype() == DType::BF16;
         let key = if is_rounded { rounding_key(numbers.seed, numbers.step, &owner.name) } else { 0 };
@@ -433,12 +423,6 @@ fn step_parameters<B: Kernels>(
 pub fn squared_norm<B: Kernels>(gradients: &GradientMap<B>) -> Option<Tensor<B, 1>> {
     let gradients: Vec<_> = gradients.values().cloned().collect();
     (!gradients.is_empty()).then(|| B::squared_norm(&gradients))
-}
-
-/// Takes the value out and leaves a handle of the gradient in its place. The update then has the only handle of the value, so that a backend can
-/// write in place.
-fn take_value<B: Kernels>(parameter: &mut Parameter<B>, gradient: &Tensor<B, 1>) -> Tensor<B, 1> {
-    std::mem::replace(&mut parameter.value, gradient.clone())
 }
 
 #[cfg(test)]

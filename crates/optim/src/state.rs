@@ -123,7 +123,6 @@ fn describe_u8(elements: usize) -> String {
 }
 
 impl StateSpec {
-    /// Returns its size on a device.
     pub(crate) fn bytes(&self) -> u64 {
         let element_bytes = match self.init {
             StateInit::F32(_) => size_of::<f32>() as u64,
@@ -179,12 +178,10 @@ enum StoredTensor<B: Kernels> {
 }
 
 impl<B: Kernels> ParameterState<B> {
-    /// Wraps state that is on the device.
     pub(crate) fn new(layout: Vec<StateSpec>, tensors: Vec<StateTensor<B>>) -> Self {
         Self { layout, tensors: tensors.into_iter().map(StoredTensor::Resident).collect() }
     }
 
-    /// Splits the state into layout and tensors, for an update.
     pub(crate) fn into_parts(self) -> (Vec<StateSpec>, Vec<StateTensor<B>>) {
         let resident = |stored| match stored {
             StoredTensor::Resident(tensor) => tensor,
@@ -213,7 +210,6 @@ impl<B: Kernels> ParameterState<B> {
         }
     }
 
-    /// Brings the tensors back to the device.
     pub(crate) fn fetched(self, device: &B::Device) -> Self {
         let fetch = |stored| match stored {
             StoredTensor::Resident(tensor) => tensor,

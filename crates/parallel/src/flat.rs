@@ -21,7 +21,6 @@ const TOGETHER: usize = 64;
 /// Ranges begin at multiples of this many elements: 16 bytes, as vector loads require.
 const ALIGNMENT: usize = 4;
 
-/// Returns whether only adapters train.
 pub(crate) fn are_adapters<B: Kernels>(parameters: &[&Parameter<B>]) -> bool {
     parameters.iter().all(|parameter| matches!(parameter.role, Role::LoraA | Role::LoraB | Role::LoraMagnitude))
 }
@@ -33,7 +32,6 @@ pub(crate) struct FlatGradients<B: Kernels> {
     length: usize,
     /// `None` before the first gradients.
     sum: Option<Tensor<B, 1>>,
-    /// Gradients that wait to be added.
     waiting: Vec<RangeGradient<B>>,
 }
 

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use crate::patient::is_timeout;
 use crate::token::{JobToken, PROOF, random_bytes};
 
-/// Time limit of a handshake.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// First bytes of each side.
 const MAGIC: [u8; 8] = *b"FBRANKS\n";
@@ -30,7 +29,6 @@ const CLAIM: usize = 4 + 4;
 const INTRODUCTION: usize = GREETING + CLAIM + PROOF;
 /// Name of the other side in messages, until it has proved to be rank 0.
 const LISTENER: &str = "what listens there";
-/// Longest reason of a refusal.
 const MAX_REASON: usize = 512;
 
 #[derive(Debug)]
@@ -50,7 +48,6 @@ impl From<io::Error> for Failure {
 }
 
 impl Failure {
-    /// Returns the reason in words.
     pub(crate) fn reason(self) -> String {
         match self {
             Self::Connection(error) => error.to_string(),

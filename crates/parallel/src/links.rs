@@ -27,7 +27,6 @@ const LAST_WORDS: u32 = 2;
 /// Called with the reason once the job is lost.
 pub(crate) type Watcher = Box<dyn FnOnce(&str) + Send>;
 
-/// The connections of one rank.
 pub(crate) struct Links {
     peers: Vec<Peer>,
     state: Mutex<State>,
@@ -55,7 +54,6 @@ struct State {
 }
 
 impl Links {
-    /// Starts the links over accepted connections.
     pub(crate) fn start(connections: Vec<(usize, TcpStream)>) -> io::Result<Arc<Self>> {
         let peers =
             connections.into_iter().map(|(rank, stream)| Peer::new(rank, stream)).collect::<io::Result<Vec<_>>>()?;
@@ -78,7 +76,6 @@ impl Links {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of connections.
     pub(crate) fn len(&self) -> usize {
         self.peers.len()
     }

@@ -79,7 +79,10 @@ pub fn supervise(ranks: &LocalRanks, signals: &Receiver<i32>, print: &'static Pr
         }
         thread::sleep(PAUSE);
     }
-    children.finish_printing();
+    for printer in children.printers.drain(..) {
+        // A panic of a printer must not end the job.
+        let _ = printer.join();
+    }
     Ok(failure.map(|(status, _)| status).or_else(|| children.worst_status()).unwrap_or(0))
 }
 
@@ -158,13 +161,6 @@ impl Children {
             end(&mut running.child, signal);
         }
     }
-
-    fn finish_printing(&mut self) {
-        for printer in self.printers.drain(..) {
-            // A panic of a printer must not end the job.
-            let _ = printer.join();
-        }
-    }
 }
 
 impl Drop for Children {
@@ -223,7 +219,6 @@ fn status_of(status: ExitStatus) -> i32 {
     signal_of(status).map_or_else(|| status.code().unwrap_or(1), |signal| 128 + signal)
 }
 
-/// Returns the signal that killed a process.
 #[cfg(unix)]
 fn signal_of(status: ExitStatus) -> Option<i32> {
     std::os::unix::process::ExitStatusExt::signal(&status)

@@ -4,7 +4,6 @@
 
 use std::io::{self, Read, Write};
 
-/// Most bytes of one message.
 const MAX_BYTES: u64 = 1 << 36;
 
 /// Messages between ranks that have joined.

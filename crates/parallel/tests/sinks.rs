@@ -112,7 +112,6 @@ fn on_ranks<T: Send>(world_size: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec
     })
 }
 
-/// Returns the micro-batches of a rank.
 fn share(ranks: &Ranks) -> Vec<usize> {
     (0..MICRO_BATCHES).skip(ranks.rank()).step_by(ranks.world_size()).collect()
 }
@@ -277,28 +276,19 @@ fn adapters() -> Vec<Parameter<Flex>> {
     (0..150).map(adapter).collect()
 }
 
-fn adapters_backward<S: GradientSink<Flex>>(sink: &mut S, micro_batches: &[usize]) {
-    for (index, &micro_batch) in micro_batches.iter().enumerate() {
-        sink.begin_micro_batch(index + 1 == micro_batches.len());
-        for (contribution, parameter) in adapters().iter().enumerate().rev() {
-            let values = integers(micro_batch, contribution, parameter.elements());
-            sink.add(parameter, Tensor::from_floats(values.as_slice(), &Default::default()));
-        }
-    }
-}
-
 #[test]
 fn adapters_are_exchanged_as_one_tensor() {
     let adapters = adapters();
     let parameters: Vec<_> = adapters.iter().collect();
     let elements: usize = adapters.iter().map(|adapter| adapter.elements().next_multiple_of(4)).sum();
+    let in_backward: Vec<_> = self::adapters().into_iter().rev().collect();
     let mut map = GradientMap::default();
-    adapters_backward(&mut map, &(0..MICRO_BATCHES).collect::<Vec<_>>());
+    backward_of(&mut map, &in_backward, &(0..MICRO_BATCHES).collect::<Vec<_>>(), integers);
 
     let mirror = Arc::new(Mirror::default());
     let ranks = Ranks::new(Communicator::new(0, 2, mirror.clone()));
     let mut sink = ReducingSink::for_parameters(&ranks, Contributions::default(), &parameters);
-    adapters_backward(&mut sink, &[0, 1, 2]);
+    backward_of(&mut sink, &in_backward, &[0, 1, 2], integers);
     assert!(mirror.exchanges().is_empty());
     assert_eq!(sink.finish().unwrap().len(), 150);
     assert_eq!(mirror.exchanges(), [4 * elements]);
@@ -306,7 +296,7 @@ fn adapters_are_exchanged_as_one_tensor() {
     for world_size in [1, 2, 3] {
         let sums = on_ranks(world_size, |ranks| {
             let mut sink = ReducingSink::for_parameters(&ranks, Contributions::default(), &parameters);
-            adapters_backward(&mut sink, &share(&ranks));
+            backward_of(&mut sink, &in_backward, &share(&ranks), integers);
             bits(&sink.finish().unwrap())
         });
         assert!(sums.iter().all(|sums| *sums == bits(&map)), "{world_size} ranks");

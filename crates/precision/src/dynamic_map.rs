@@ -90,13 +90,11 @@ impl DynamicMap {
     }
 }
 
-/// Returns the cell of a number.
 #[inline]
 fn cell_of(x: f32) -> u16 {
     (x.to_bits() >> (u32::BITS - CELL_BITS)) as u16
 }
 
-/// Returns the lowest and the highest number of a cell.
 fn cell_ends(cell: u16) -> [f32; 2] {
     let first = u32::from(cell) << (u32::BITS - CELL_BITS);
     let [near, far] = [first, first | (u32::MAX >> CELL_BITS)].map(f32::from_bits);

@@ -62,7 +62,6 @@ fn encode(values: &[f32; BLOCK], scale: u8) -> [u8; BYTES] {
     })
 }
 
-/// Returns the sum of the squared errors of a block.
 fn squared_error(values: &[f32; BLOCK], codes: &[u8; BYTES], scale: u8) -> f64 {
     let (levels, scale) = (NarrowFloat::E2m1.levels(), f64::from(e8m0::decode(scale)));
     let decoded = codes.iter().flat_map(|byte| [byte & 0xF, byte >> 4]);

@@ -89,9 +89,6 @@ const fn cell_table() -> [(u8, f32); CELLS] {
 const SMALLEST_DIVISOR: f32 = 1e-38;
 
 /// Encodes values to packed codes and the scale of each block (its largest magnitude).
-///
-/// # Errors
-/// [`Error::NonFinite`].
 pub(crate) fn encode<T: Copy + Sync>(
     values: &[T],
     widen: impl Fn(T) -> f32 + Copy + Send + Sync,
@@ -100,9 +97,6 @@ pub(crate) fn encode<T: Copy + Sync>(
 }
 
 /// Encodes to any format of sixteen levels in the same way; `code` takes a value in [-1, 1].
-///
-/// # Errors
-/// [`Error::NonFinite`].
 pub(crate) fn encode_with<T: Copy + Sync>(
     values: &[T],
     widen: impl Fn(T) -> f32 + Copy + Send + Sync,

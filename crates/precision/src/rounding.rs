@@ -53,16 +53,12 @@ const fn nan(fields: Fields) -> u8 {
     fields.magnitude_mask() as u8
 }
 
-/// Returns the bits of the smallest normal number, as an f32.
-const fn min_normal_bits(fields: Fields) -> u32 {
-    (128 - fields.bias) << F32_MANTISSA_BITS
-}
-
 /// Returns the nearest code, continuing as if the format had no largest number.
 #[inline(always)]
 const fn nearest(fields: Fields, magnitude: u32) -> u32 {
     let shift = F32_MANTISSA_BITS - fields.mantissa_bits;
-    if magnitude < min_normal_bits(fields) {
+    let smallest_normal = (128 - fields.bias) << F32_MANTISSA_BITS;
+    if magnitude < smallest_normal {
         // In a sum with a number whose last bit is worth the smallest number, the hardware rounds to nearest even.
         let rounder = power_of_two(1 - fields.bias as i32 - fields.mantissa_bits as i32 + F32_MANTISSA_BITS as i32);
         (f32::from_bits(magnitude) + rounder).to_bits() - rounder.to_bits()

@@ -44,7 +44,6 @@ pub(crate) enum Scaling {
 }
 
 impl Scaling {
-    /// Returns the format of the codes.
     pub(crate) const fn element(self) -> NarrowFloat {
         match self {
             Self::PerRow => NarrowFloat::E4m3,
@@ -145,15 +144,11 @@ pub(crate) fn larger_of(amax: f32, values: impl Iterator<Item = f32>) -> f32 {
 
 /// Returns an f32 scale and the factor of the values, both NaN if amax is not finite.
 pub(crate) fn f32_scale(amax: f32, max: f32) -> (f32, f32) {
-    match floored(amax) {
-        Some(amax) => (amax / max, max / amax),
-        None => (f32::NAN, f32::NAN),
+    if !amax.is_finite() {
+        return (f32::NAN, f32::NAN);
     }
-}
-
-/// Returns an amax as f32 scales use it; `None` if it is not finite.
-fn floored(amax: f32) -> Option<f32> {
-    amax.is_finite().then(|| amax.max(AMAX_FLOOR))
+    let amax = amax.max(AMAX_FLOOR);
+    (amax / max, max / amax)
 }
 
 fn mx_scales(amax: &[f32], max: f32) -> (BlockScales, Vec<f32>) {

@@ -118,7 +118,6 @@ pub(super) fn describe(
     Ok(object)
 }
 
-/// Builds the layout of one matrix.
 pub(super) fn lay_out(symbols: &Symbols, matmul: &Matmul, layout: Layout) -> Result<Object, CudaError> {
     Object::new(symbols.layout_destroy, |object| {
         let code = layout.element.code();

@@ -93,7 +93,6 @@ impl Scaling {
         }
     }
 
-    /// Returns the required alignment of the scales' address.
     pub(super) const fn address_multiple(self) -> usize {
         if matches!(self, Self::Blocks32) { 16 } else { 4 }
     }

@@ -130,7 +130,6 @@ impl Plan {
         self.symbols.checked("cublasLtMatmul", status, || requested(&self.matmul))
     }
 
-    /// Sets the addresses of the bias and the scales of this call.
     fn set_addresses(&self, description: &Object, pointers: &Pointers) -> Result<(), CudaError> {
         let set = |attribute, address: u64| description.set_description(self.symbols, &self.matmul, attribute, address);
         if self.matmul.bias {

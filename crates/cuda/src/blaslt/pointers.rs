@@ -66,13 +66,9 @@ impl Pointers {
 /// loads need 16 bytes. cuBLASLt assumes 256 unless told otherwise, and fails or faults with less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Alignment {
-    /// Alignment of A, in bytes.
     pub(super) a: u16,
-    /// Alignment of B, in bytes.
     pub(super) b: u16,
-    /// Alignment of C, in bytes.
     pub(super) c: u16,
-    /// Alignment of D, in bytes.
     pub(super) d: u16,
     /// Alignment of the bias, in bytes; 256 without one.
     pub(super) bias: u16,
@@ -83,7 +79,6 @@ impl Alignment {
     #[cfg(test)]
     pub(super) const BEST: Self = Self { a: 256, b: 256, c: 256, d: 256, bias: 256 };
 
-    /// Returns the alignment of these addresses.
     pub(super) fn of(pointers: &Pointers) -> Self {
         // For 0, which means none, this is 256.
         let of = |address: u64| 1 << address.trailing_zeros().min(8);

@@ -145,9 +145,6 @@ symbols! {
 
 impl Symbols {
     /// Opens the library that this driver can run, once per process.
-    ///
-    /// # Errors
-    /// Errors of [`Libraries::find`], or [`CudaError::BrokenLibrary`].
     pub(super) fn load(driver: &Driver) -> Result<&'static Self, CudaError> {
         static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
         if let Some(symbols) = SYMBOLS.get() {

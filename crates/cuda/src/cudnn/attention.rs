@@ -89,7 +89,6 @@ impl Attention {
         Ok(form.ragged(self.offsets(name, row as usize)?))
     }
 
-    /// Returns the form of the softmax statistics.
     pub(super) fn statistics(&mut self) -> Result<Form, CudaError> {
         let (Sizes { query_heads: heads, length, .. }, form) = (self.sizes(), self.row_form());
         if !self.shape.is_packed() {

@@ -85,7 +85,6 @@ pub(super) struct Graph {
     bindings: Vec<(i64, Source)>,
 }
 
-/// A finished graph with everything that it refers to.
 pub(super) struct FinishedGraph {
     pub(super) descriptor: Descriptor,
     /// The number of each bound tensor, and its source.

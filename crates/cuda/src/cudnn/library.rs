@@ -31,7 +31,6 @@ pub struct Cudnn {
 
 type Key = (Pass, AttentionShape);
 
-/// The result of building a plan.
 type Built = Result<Arc<Plan>, CudaError>;
 
 /// A plan, or the thread that builds it.
@@ -192,7 +191,6 @@ fn made(plans: &mut HashMap<Key, Entry>, key: Key, make: impl FnOnce() -> Built)
     built
 }
 
-/// Looks up the functions of the library and its version.
 fn load_library(driver: &Driver) -> Result<(Symbols, Version), CudaError> {
     let cudnn = Libraries::find(driver)?.cudnn()?;
     let symbols = Symbols::look_up(cudnn)?;

@@ -53,7 +53,6 @@ pub struct AttentionShape {
     pub in_order: bool,
 }
 
-/// Forward or backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Pass {
     Forward,
@@ -119,7 +118,8 @@ impl AttentionShape {
 
     /// Returns the first integer of the offsets for stride number `part` of [`Self::index_strides`].
     fn part_start(&self, part: usize) -> usize {
-        self.lengths_len() + part * self.offsets_len()
+        let [lengths, offsets] = [0, 1].map(|end| (self.documents() + end).next_multiple_of(INDEX_ALIGNMENT));
+        lengths + part * offsets
     }
 
     /// Returns the distinct row strides, in the order of their parts in the index. The first is that of the statistics.
@@ -132,14 +132,6 @@ impl AttentionShape {
             }
         }
         strides
-    }
-
-    fn lengths_len(&self) -> usize {
-        self.documents().next_multiple_of(INDEX_ALIGNMENT)
-    }
-
-    fn offsets_len(&self) -> usize {
-        (self.documents() + 1).next_multiple_of(INDEX_ALIGNMENT)
     }
 
     /// Returns the part of the shape on which the forward plan depends.
@@ -167,7 +159,6 @@ impl AttentionShape {
         Ok(())
     }
 
-    /// Describes the call, for errors.
     pub(super) fn describe(&self, pass: Pass) -> String {
         let Self { element, layout, query_heads, key_value_heads, head_dim, in_order } = self;
         let order = if *in_order { ", in a fixed order" } else { "" };

@@ -33,7 +33,6 @@ impl Opened {
         }
     }
 
-    /// Returns the version of NVRTC.
     pub(super) fn nvrtc_version(&self) -> Option<(u32, u32)> {
         let (mut major, mut minor): (c_int, c_int) = (0, 0);
         // SAFETY: `nvrtcResult nvrtcVersion(int *major, int *minor)` in nvrtc.h; both pointers are valid for a write.

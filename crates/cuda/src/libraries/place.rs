@@ -13,7 +13,6 @@ use crate::library::Library;
 
 #[derive(Clone, Default)]
 pub(super) struct Environment {
-    /// Whether files have the names and folders of Windows.
     pub(super) windows: bool,
     /// `FIREBRICK_CUDA`.
     pub(super) named: Option<PathBuf>,
@@ -25,7 +24,6 @@ pub(super) struct Environment {
     pub(super) conda_prefix: Option<PathBuf>,
     /// Folders that the system's loader searches.
     pub(super) loader: Vec<PathBuf>,
-    /// Roots of CUDA toolkits.
     pub(super) toolkits: Vec<PathBuf>,
     /// The system's folder of headers.
     pub(super) headers: Vec<PathBuf>,
@@ -33,7 +31,6 @@ pub(super) struct Environment {
 
 /// Folders that are searched together, and named as one place.
 pub(super) struct SearchedFolders {
-    /// The name that messages use.
     pub(super) label: String,
     /// Whether it is taken only if it has cuDNN: a Python environment with half of the libraries would hide a complete toolkit.
     pub(super) needs_cudnn: bool,
@@ -41,7 +38,6 @@ pub(super) struct SearchedFolders {
     windows: bool,
 }
 
-/// A file of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FoundFile {
     pub(super) path: PathBuf,
@@ -50,7 +46,6 @@ pub(super) struct FoundFile {
 }
 
 impl Environment {
-    /// Reads the environment of this process.
     pub(super) fn of_process() -> Self {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let executable = env::current_exe().and_then(fs::canonicalize).ok();
@@ -112,7 +107,6 @@ impl Environment {
 }
 
 impl SearchedFolders {
-    /// Returns the files of a library in the order of the folders.
     pub(super) fn files(&self, library: &Library) -> Vec<FoundFile> {
         let names = library.file_names(self.windows);
         let in_folder = |folder: &PathBuf| {
@@ -137,7 +131,6 @@ impl SearchedFolders {
     }
 }
 
-/// Reads the major version of CUDA that headers are of.
 fn header_major(folder: &Path) -> Option<u32> {
     let text = fs::read(folder.join("cuda_runtime_api.h")).ok()?;
     let text = String::from_utf8_lossy(&text);

@@ -7,7 +7,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders with libraries, and folders with headers.
 #[derive(Default)]
 pub(super) struct Folders {
     pub(super) libraries: Vec<PathBuf>,

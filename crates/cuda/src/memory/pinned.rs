@@ -77,8 +77,6 @@ impl PinnedBuffer {
         Ok(Self { context: context.clone(), address, bytes, pages: None })
     }
 
-    /// # Errors
-    /// The message of the system or the driver.
     fn of_pages(context: &Context, bytes: usize) -> Result<Self, String> {
         let mut pages = MmapMut::map_anon(bytes).map_err(|error| error.to_string())?;
         #[cfg(target_os = "linux")]

@@ -165,17 +165,14 @@ impl Arguments {
         }
     }
 
-    /// Returns the number of arguments.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// Returns the size of each argument in bytes.
     pub(super) fn sizes(&self) -> Vec<usize> {
         self.places().iter().map(|(_, bytes)| *bytes as usize).collect()
     }
 
-    /// Returns whether the arguments have these sizes.
     pub(super) fn have_sizes(&self, sizes: &[usize]) -> bool {
         self.places().iter().map(|(_, bytes)| *bytes as usize).eq(sizes.iter().copied())
     }

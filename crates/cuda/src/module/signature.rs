@@ -115,7 +115,6 @@ fn argument_place(source: &str, at: usize, length: usize) -> Option<(&str, usize
     is_argument.then(|| (&called[start..], before.matches(',').count()))
 }
 
-/// A macro that takes parameters.
 struct Macro<'a> {
     name: &'a str,
     parameters: &'a str,

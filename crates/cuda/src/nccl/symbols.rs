@@ -54,9 +54,6 @@ symbols! {
 
 impl Symbols {
     /// Opens the library, once per process.
-    ///
-    /// # Errors
-    /// Errors of [`Driver::load`] and [`Libraries::find`], [`CudaError::NcclNotFound`] or [`CudaError::BrokenLibrary`].
     pub(super) fn load() -> Result<&'static Self, CudaError> {
         static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
         if let Some(symbols) = SYMBOLS.get() {
@@ -66,7 +63,6 @@ impl Symbols {
         Ok(SYMBOLS.get_or_init(|| symbols))
     }
 
-    /// Turns a status into a result.
     pub(super) fn checked(&self, call: &'static str, status: Status) -> Result<(), CudaError> {
         match status {
             0 | IN_PROGRESS => Ok(()),

@@ -13,9 +13,6 @@ pub(super) enum Target {
 
 impl Target {
     /// Chooses what to compile for a card; `known` is what NVRTC compiles for, or empty if it cannot tell.
-    ///
-    /// # Errors
-    /// [`CudaError::UnknownArchitecture`].
     pub(super) fn of((major, minor): (u32, u32), known: &[u32], is_imitation: bool) -> Result<Self, CudaError> {
         let number = 10 * major + minor;
         if known.is_empty() || known.contains(&number) {

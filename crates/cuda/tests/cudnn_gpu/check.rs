@@ -29,7 +29,14 @@ pub(crate) fn check(device: &Device, cudnn: &Cudnn, case: &Case) -> Result<Strin
     let submitted = unsafe { cudnn.backward(&device.stream, &backward, &pointers) };
     submitted.and_then(|()| device.stream.synchronize()).map_err(|error| format!("backward: {error}"))?;
 
-    let rows = |name, buffer: &DeviceBuffer| written_rows(device, buffer, name, shape, problem.tokens());
+    let rows = |name: &str, buffer: &DeviceBuffer| {
+        let bits: Vec<u16> = device.download(buffer);
+        let (inside, outside) = bits.split_at(bits.len() / shape.tokens() * problem.tokens());
+        if outside.iter().any(|&bits| bits != UNTOUCHED) {
+            return Err(format!("{name}: a row after the last document was written"));
+        }
+        Ok(inside.iter().map(|&bits| f64::from(value_of(shape.element, bits))).collect::<Vec<_>>())
+    };
     let statistics = by_token(shape, &device.download(&buffers.statistics), problem.tokens());
     let [d_query, d_key, d_value] = &buffers.gradients;
     // Probabilities are rounded to 8 or 11 bits of mantissa between the two matmuls.
@@ -136,22 +143,6 @@ fn packed_index(shape: &AttentionShape, lengths: &[usize]) -> Vec<i32> {
     }
     assert_eq!(index.len(), shape.packed_index_len());
     index
-}
-
-/// Downloads the rows of all documents; fails if a row after the last document was written.
-fn written_rows(
-    device: &Device,
-    buffer: &DeviceBuffer,
-    name: &str,
-    shape: &AttentionShape,
-    tokens: usize,
-) -> Result<Vec<f64>, String> {
-    let bits: Vec<u16> = device.download(buffer);
-    let (inside, outside) = bits.split_at(bits.len() / shape.tokens() * tokens);
-    if outside.iter().any(|&bits| bits != UNTOUCHED) {
-        return Err(format!("{name}: a row after the last document was written"));
-    }
-    Ok(inside.iter().map(|&bits| f64::from(value_of(shape.element, bits))).collect())
 }
 
 /// Reorders statistics to `[token, head]`.

@@ -19,7 +19,6 @@ impl Device {
         Some(Self { context, stream })
     }
 
-    /// Returns memory with these values.
     pub(crate) fn upload<T: NoUninit>(&self, values: &[T]) -> DeviceBuffer {
         let buffer = DeviceBuffer::new(&self.context, size_of_val(values)).expect("device memory");
         self.write(buffer.address(), values);

@@ -32,20 +32,11 @@ pub fn forward<B: Backend>(
     spec: &AttentionSpec,
     documents: &Documents<B>,
 ) -> AttentionOutput<B> {
-    forward_by(Tensor::matmul, qkv, sinks, spec, documents)
+    forward_by(Tensor::matmul, MAX_SCORES, qkv, sinks, spec, documents)
 }
 
+/// Computes the forward with another matmul, in tiles with at most so many scores.
 pub(crate) fn forward_by<B: Backend>(
-    multiply: Multiply<B>,
-    qkv: &Qkv<B>,
-    sinks: Option<&Sinks<B>>,
-    spec: &AttentionSpec,
-    documents: &Documents<B>,
-) -> AttentionOutput<B> {
-    forward_in_tiles(multiply, MAX_SCORES, qkv, sinks, spec, documents)
-}
-
-fn forward_in_tiles<B: Backend>(
     multiply: Multiply<B>,
     max_scores: usize,
     qkv: &Qkv<B>,
@@ -77,7 +68,7 @@ pub fn backward<B: Backend>(
     documents: &Documents<B>,
 ) -> (Qkv<B>, Option<Tensor<B, 1>>) {
     let d_sinks = trained(sinks).map(|sinks| sinks_gradient(sinks, &output, &d_o));
-    (backward_by(Tensor::matmul, qkv, spec, output, d_o, documents), d_sinks)
+    (backward_by(Tensor::matmul, MAX_SCORES, qkv, spec, output, d_o, documents), d_sinks)
 }
 
 pub(crate) fn trained<B: Backend>(sinks: Option<&Sinks<B>>) -> Option<&Sinks<B>> {
@@ -99,19 +90,8 @@ pub(crate) fn sinks_gradient<B: Backend>(
     p_ht.mul(delta_ht).sum_dim(1).neg().reshape([heads])
 }
 
-/// Computes the gradients of queries, keys and values with another matmul.
+/// Computes the gradients of queries, keys and values in the same way as [`forward_by`].
 pub(crate) fn backward_by<B: Backend>(
-    multiply: Multiply<B>,
-    qkv: Qkv<B>,
-    spec: &AttentionSpec,
-    output: AttentionOutput<B>,
-    d_o: Tensor<B, 2>,
-    documents: &Documents<B>,
-) -> Qkv<B> {
-    backward_in_tiles(multiply, MAX_SCORES, qkv, spec, output, d_o, documents)
-}
-
-fn backward_in_tiles<B: Backend>(
     multiply: Multiply<B>,
     max_scores: usize,
     qkv: Qkv<B>,
@@ -235,23 +215,17 @@ fn one_sequence<B: Backend>(
     let o = multiply(stacked, heads_first(v, groups)).reshape([heads, tokens, head_dim]).div(sum_hn1.clone());
     let log_sum_hn1 = max_hn1.add(sum_hn1.log());
     let (o, log_sum_hn1) = match sinks {
-        Some(sinks) => with_sinks(o, log_sum_hn1, sinks),
+        // A column without a value in the softmax of each row.
+        Some(sinks) => {
+            let logits_hn1 = sinks.logits_h.clone().reshape([heads as i32, 1, 1]).expand(log_sum_hn1.dims());
+            let largest = log_sum_hn1.clone().max_pair(logits_hn1.clone());
+            let sum = log_sum_hn1.clone().sub(largest.clone()).exp().add(logits_hn1.sub(largest.clone()).exp());
+            let merged_hn1 = sum.log().add(largest);
+            (o.mul(log_sum_hn1.sub(merged_hn1.clone()).exp()), merged_hn1)
+        }
         None => (o, log_sum_hn1),
     };
     (side_by_side(o, dtype), log_sum_hn1.reshape([heads, tokens]))
-}
-
-/// Adds a column without a value to the softmax of each row: output `[h, n, k]` and log-sum-exp `[h, n, 1]`.
-fn with_sinks<B: Backend>(
-    o: Tensor<B, 3>,
-    log_sum_hn1: Tensor<B, 3>,
-    sinks: &Sinks<B>,
-) -> (Tensor<B, 3>, Tensor<B, 3>) {
-    let logits_hn1 = sinks.logits_h.clone().reshape([o.dims()[0] as i32, 1, 1]).expand(log_sum_hn1.dims());
-    let largest = log_sum_hn1.clone().max_pair(logits_hn1.clone());
-    let sum = log_sum_hn1.clone().sub(largest.clone()).exp().add(logits_hn1.sub(largest.clone()).exp());
-    let merged_hn1 = sum.log().add(largest);
-    (o.mul(log_sum_hn1.sub(merged_hn1.clone()).exp()), merged_hn1)
 }
 
 /// Computes the gradients of the last `n` queries of a document, and their part of those of its `t >= n` keys and values.
@@ -397,10 +371,9 @@ mod tests {
             let (qkv, packed) = (inputs(1, 20, &spec), documents(&[0, 3, 20]));
             let d_o = random::<Plain, 2>(4, [20, spec.query_size()]);
             let in_tiles = |max_scores| {
-                let output = forward_in_tiles(Tensor::matmul, max_scores, &qkv, None, &spec, &packed);
+                let output = forward_by(Tensor::matmul, max_scores, &qkv, None, &spec, &packed);
                 let (o, d_o) = (output.o.clone(), d_o.clone());
-                let Qkv { q, k, v } =
-                    backward_in_tiles(Tensor::matmul, max_scores, qkv.clone(), &spec, output, d_o, &packed);
+                let Qkv { q, k, v } = backward_by(Tensor::matmul, max_scores, qkv.clone(), &spec, output, d_o, &packed);
                 [o, q, k, v]
             };
             // Five queries of the longer document.

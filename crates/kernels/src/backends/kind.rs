@@ -59,11 +59,6 @@ impl BackendKind {
     pub fn is_cpu(self) -> bool {
         matches!(self, Self::Flex | Self::Candle)
     }
-
-    /// Returns whether attention stores the scores of a whole document at a time; the other backends store those of one block of queries, or of a tile.
-    pub(super) fn materializes_scores(self) -> bool {
-        self == Self::Candle
-    }
 }
 
 impl fmt::Display for BackendKind {

@@ -159,7 +159,6 @@ mod tests {
         ConvInputs { gates: is_gated.then_some([b, c]), x }
     }
 
-    /// Returns the inputs of some tokens.
     fn part(inputs: &ConvInputs<Plain>, start: usize, length: usize) -> ConvInputs<Plain> {
         let part = |x: &Tensor<Plain, 2>| x.clone().narrow(0, start, length);
         ConvInputs { gates: inputs.gates.as_ref().map(|gates| gates.each_ref().map(part)), x: part(&inputs.x) }

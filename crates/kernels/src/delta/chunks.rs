@@ -70,7 +70,6 @@ impl<B: Backend> Chunks<B> {
         &self.steps
     }
 
-    /// Returns the range of all chunks.
     pub(super) fn all(&self) -> Range<usize> {
         0..self.steps.last().map_or(0, |last| last.end)
     }

@@ -40,7 +40,6 @@ fn among<B: Backend>(chunks: &Chunks<B>, document: usize, state: Tensor<B, 3>) -
     Tensor::stack(chunks.order().iter().map(of).collect(), 0)
 }
 
-/// Returns the state of a document.
 fn of_document<B: Backend>(chunks: &Chunks<B>, document: usize, states: Tensor<B, 4>) -> Tensor<B, 3> {
     let place = chunks.order().iter().position(|&other| other == document).expect("every document has a place");
     states.narrow(0, place, 1).squeeze_dim(0)

@@ -214,7 +214,6 @@ fn sums<B: Backend>(x: Tensor<B, 4>) -> Tensor<B, 4> {
     x.reshape([chunks * heads, rows, width]).cumsum(1).reshape([chunks, heads, rows, width])
 }
 
-/// Returns a range of chunks.
 fn at<B: Backend>(x_mhcd: &Tensor<B, 4>, range: &Range<usize>) -> Tensor<B, 4> {
     x_mhcd.clone().narrow(0, range.start, range.len())
 }

@@ -96,7 +96,6 @@ fn inputs() -> (DeltaInputs<Plain>, DeltaParameters<Plain>) {
     (DeltaInputs { qkv: random(1, [TOKENS, SPEC.channels()]), a, b }, DeltaParameters { a_log, dt_bias })
 }
 
-/// Returns the inputs of some tokens.
 fn part(inputs: &DeltaInputs<Plain>, range: &Range<usize>) -> DeltaInputs<Plain> {
     let part = |x: &Tensor<Plain, 2>| x.clone().narrow(0, range.start, range.len());
     DeltaInputs { qkv: part(&inputs.qkv), a: part(&inputs.a), b: part(&inputs.b) }
@@ -144,17 +143,6 @@ fn the_backward_equals_autodiff_of_the_definition() {
     let of_parameters = of_parameters.unwrap();
     for (found, leaf) in [of_parameters.a_log, of_parameters.dt_bias].into_iter().zip([a_log, dt_bias]) {
         assert_close(found, leaf.grad(&expected).unwrap(), 1e-4);
-    }
-}
-
-#[test]
-fn documents_do_not_see_each_other() {
-    let ((inputs, parameters), device) = (inputs(), Default::default());
-    let packed = reference::forward(&inputs, &parameters, &SPEC, &Documents::new(&BOUNDARIES, &device), None).o;
-    for range in ranges() {
-        let alone = Documents::single(range.len(), &device);
-        let alone = reference::forward(&part(&inputs, &range), &parameters, &SPEC, &alone, None).o;
-        assert_close(packed.clone().narrow(0, range.start, range.len()), alone, 1e-6);
     }
 }
 

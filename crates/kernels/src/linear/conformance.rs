@@ -10,7 +10,9 @@ use burn_tensor::{DType, Int, Tensor, backend::Backend};
 use firebrick_arch::{Activation, SwigluConstants};
 use firebrick_precision::QuantFormat;
 
-use self::scenario::{Base, Extras, Mlp, Scenario, group, heads, norm, stacks, tables};
+use self::scenario::{
+    ADAPTER, BIASED, Base, Extras, Mlp, NOTHING, Scenario, gated, group, heads, norm, stacks, tables,
+};
 use super::{Dropout, Epilogue, HeadRole, Keep, Mask, Prologue, RowChoices, magnitude, reference};
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
@@ -28,7 +30,6 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     mlp(check);
     other_rotations(check);
     without_norm(check);
-    norms_after(check);
     dropout(check);
     scaled(check);
     magnitudes(check);
@@ -47,17 +48,14 @@ fn experts<B: Kernels>(check: &mut Check<'_, B>) {
     counts.iter().for_each(|counts| experts_with_rows(check, counts));
 }
 
-/// Tests stacks of experts with these numbers of rows.
 fn experts_with_rows<B: Kernels>(check: &mut Check<'_, B>, counts: &[usize]) {
     let (tokens, wide, hidden) = (check.case.tokens(), check.case.intermediate_size, check.case.hidden_size);
     let is_whole = matrix_scales(QuantFormat::Nf4 { double_quant: true }, [wide, hidden]) != MatrixScales::None;
     let quantized = if is_whole { Base::NF4 } else { Base::Dense };
-    let adapter = Extras { adapter: true, ..Extras::default() };
-    let biased = Extras { bias: true, trained_bias: true, ..adapter };
     let named = [
-        ("quantized", [(quantized, adapter), (quantized, adapter)]),
-        ("one adapter and biases", [(Base::Dense, biased), (Base::Dense, Extras { bias: true, ..Extras::default() })]),
-        ("trained", [(Base::New, Extras::default()), (Base::AddTo, biased)]),
+        ("quantized", [(quantized, ADAPTER), (quantized, ADAPTER)]),
+        ("one adapter and biases", [(Base::Dense, BIASED), (Base::Dense, Extras { bias: true, ..NOTHING })]),
+        ("trained", [(Base::New, NOTHING), (Base::AddTo, BIASED)]),
     ];
     let x = check.random([tokens, hidden], 1.0);
     // Two rows of each token, in an order that is not that of the tokens.
@@ -72,13 +70,8 @@ fn experts_with_rows<B: Kernels>(check: &mut Check<'_, B>, counts: &[usize]) {
             scenario.run(check, &format!("experts, {name}, dropout {}", dropout.is_some()), &ALL);
         }
     }
-    let group = stacks(check, &[(quantized, adapter)], &[hidden], &[hidden], wide, counts);
-    let [gate, up] = [check.random([tokens, wide], 1.0), check.random([tokens, wide], 1.0)];
-    let activation = Activation::Silu;
-    let prologue = (
-        Prologue::Gated { gate: gate.0, up: up.0, activation },
-        Prologue::Gated { gate: gate.1, up: up.1, activation },
-    );
+    let group = stacks(check, &[(quantized, ADAPTER)], &[hidden], &[hidden], wide, counts);
+    let prologue = gated([check.random([tokens, wide], 1.0), check.random([tokens, wide], 1.0)]);
     Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None)).run(check, "experts, down", &ALL);
 }
 
@@ -112,26 +105,24 @@ fn dropout<B: Kernels>(check: &mut Check<'_, B>) {
     let (rows, dropout) = (check.ints(&rows), Some(mask.of_rows(3, 5)));
     let (sorted, expected) = by_choice(dropout, rows.0).zip(by_choice(dropout, rows.1)).expect("there is a mask");
     check.compare("dropped, by expert", B::dropped(x.0.clone(), &sorted), reference::dropped(x.1.clone(), &expected));
-    let adapter = Extras { adapter: true, ..Extras::default() };
     for (name, base) in check.variants([("quantized", Base::NF4), ("dense", Base::Dense), ("trained", Base::New)]) {
-        after_norm(check, &x, [(base, adapter); 2], Some(mask)).run(check, &format!("dropout, {name}"), &ALL);
+        after_norm(check, &x, [(base, ADAPTER); 2], Some(mask)).run(check, &format!("dropout, {name}"), &ALL);
     }
-    after_gate(check, adapter, Some(mask)).run(check, "dropout, down", &ALL);
+    after_gate(check, ADAPTER, Some(mask)).run(check, "dropout, down", &ALL);
 }
 
 /// Tests DoRA: magnitudes on some or all modules of a group, every prologue and epilogue, dense and quantized, with and without dropout.
 fn magnitudes<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
-    let adapter = Extras { adapter: true, ..Extras::default() };
-    let dora = Extras { magnitude: true, ..adapter };
-    let biased = Extras { bias: true, trained_bias: true, ..dora };
+    let dora = Extras { magnitude: true, ..ADAPTER };
+    let biased = Extras { magnitude: true, ..BIASED };
     let mask = Dropout::new(0.25, 77);
     let x = check.random([case.tokens(), case.hidden_size], 1.0);
     let named = [
         ("all", [(Base::NF4, dora), (Base::NF4, dora)]),
-        ("one of two", [(Base::NF4, adapter), (Base::NF4, biased)]),
-        ("dense, one adapted", [(Base::Dense, dora), (Base::Dense, Extras::default())]),
-        ("next to a trained weight", [(Base::New, Extras::default()), (Base::Dense, biased)]),
+        ("one of two", [(Base::NF4, ADAPTER), (Base::NF4, biased)]),
+        ("dense, one adapted", [(Base::Dense, dora), (Base::Dense, NOTHING)]),
+        ("next to a trained weight", [(Base::New, NOTHING), (Base::Dense, biased)]),
     ];
     for (name, modules) in check.variants(named) {
         for dropout in [None, mask] {
@@ -181,12 +172,7 @@ fn after_gate<B: Kernels>(check: &mut Check<'_, B>, extras: Extras, dropout: Opt
     let (tokens, wide, hidden) = (check.case.tokens(), check.case.intermediate_size, check.case.hidden_size);
     let mut group = group(check, &[(Base::NF4, extras)], &[hidden], &[hidden], wide);
     (group.0.dropout, group.1.dropout) = (dropout.map(Mask::from), dropout.map(Mask::from));
-    let [gate, up] = [check.random([tokens, wide], 1.0), check.random([tokens, wide], 1.0)];
-    let activation = Activation::Silu;
-    let prologue = (
-        Prologue::Gated { gate: gate.0, up: up.0, activation },
-        Prologue::Gated { gate: gate.1, up: up.1, activation },
-    );
+    let prologue = gated([check.random([tokens, wide], 1.0), check.random([tokens, wide], 1.0)]);
     let residual = check.random([tokens, hidden], 1.0);
     let epilogue = (Epilogue::Residual(residual.0), Epilogue::Residual(residual.1));
     Scenario::new(check, group, prologue, epilogue)
@@ -197,8 +183,7 @@ fn mlp<B: Kernels>(check: &mut Check<'_, B>) {
     // With one token, the gradients of B are products of one rounded value and have larger errors than sums.
     let tokens = check.case.tokens().max(16);
     let (wide, hidden) = (check.case.intermediate_size, check.case.hidden_size);
-    let adapted = (Base::NF4, Extras { adapter: true, ..Extras::default() });
-    let bare = (Base::NF4, Extras::default());
+    let (adapted, bare) = ((Base::NF4, ADAPTER), (Base::NF4, NOTHING));
     let keeps = check.variants([Keep::Inputs, Keep::Everything]);
     for of_gate_up in check.variants([[adapted; 2], [adapted, bare], [adapted, (Base::New, adapted.1)]]) {
         for activation in check.variants([Activation::Silu, Activation::GeluTanh]) {
@@ -220,10 +205,9 @@ fn mlp<B: Kernels>(check: &mut Check<'_, B>) {
 
 /// Tests the norms of adapted rows: the backend's method against a pass over the whole weight.
 fn norms_of_adapted_weights<B: Kernels>(check: &mut Check<'_, B>) {
-    let adapter = Extras { adapter: true, ..Extras::default() };
     let (wide, hidden, dtype) = (check.case.intermediate_size, check.case.hidden_size, check.case.dtype);
     for (name, base) in check.variants([("quantized", Base::NF4), ("dense", Base::Dense)]) {
-        let (group, expected) = group(check, &[(base, adapter)], &[wide], &[wide], hidden);
+        let (group, expected) = group(check, &[(base, ADAPTER)], &[wide], &[wide], hidden);
         let (module, expected) = (&group.modules[0], &expected.modules[0]);
         let squares = B::row_squares(&module.weight, dtype);
         let expected_squares = magnitude::row_squares(&expected.weight);
@@ -277,22 +261,21 @@ fn part_of(head_dim: usize) -> usize {
 /// Tests two parts from one input, with every kind of base.
 fn plain_groups<B: Kernels>(check: &mut Check<'_, B>) {
     let (wide, narrow) = (check.case.intermediate_size, check.case.kv_heads * check.case.head_dim);
-    let plain = Extras::default();
-    let (adapter, bias) = (Extras { adapter: true, ..plain }, Extras { bias: true, ..plain });
-    let trained_bias = Extras { bias: true, trained_bias: true, ..plain };
+    let bias = Extras { bias: true, ..NOTHING };
+    let trained_bias = Extras { trained_bias: true, ..bias };
     let named = [
-        ("quantized", vec![(Base::NF4, adapter), (Base::NF4, adapter)]),
-        ("quantized, half adapted", vec![(Base::NF4, plain), (Base::NF4, adapter)]),
-        ("quantized, biased", vec![(Base::NF4, Extras { bias: true, ..adapter }), (Base::NF4, bias)]),
-        ("dense", vec![(Base::Dense, adapter), (Base::Dense, plain)]),
-        ("dense, biased", vec![(Base::Dense, bias), (Base::Dense, plain)]),
-        ("trained", vec![(Base::New, trained_bias), (Base::New, adapter)]),
-        ("trained, added", vec![(Base::AddTo, trained_bias), (Base::AddTo, plain)]),
-        ("trained in bf16", vec![(Base::Narrow, trained_bias), (Base::Narrow, plain)]),
-        ("mixed", vec![(Base::NF4, adapter), (Base::Dense, adapter)]),
-        ("nvfp4", vec![(Base::Quantized(QuantFormat::Nvfp4), adapter), (Base::Quantized(QuantFormat::Nvfp4), plain)]),
-        ("mxfp4", vec![(Base::Quantized(QuantFormat::Mxfp4), plain), (Base::Quantized(QuantFormat::Mxfp4), adapter)]),
-        ("fp8", vec![(Base::Quantized(QuantFormat::Fp8), adapter), (Base::Quantized(QuantFormat::Fp8), plain)]),
+        ("quantized", vec![(Base::NF4, ADAPTER), (Base::NF4, ADAPTER)]),
+        ("quantized, half adapted", vec![(Base::NF4, NOTHING), (Base::NF4, ADAPTER)]),
+        ("quantized, biased", vec![(Base::NF4, Extras { bias: true, ..ADAPTER }), (Base::NF4, bias)]),
+        ("dense", vec![(Base::Dense, ADAPTER), (Base::Dense, NOTHING)]),
+        ("dense, biased", vec![(Base::Dense, bias), (Base::Dense, NOTHING)]),
+        ("trained", vec![(Base::New, trained_bias), (Base::New, ADAPTER)]),
+        ("trained, added", vec![(Base::AddTo, trained_bias), (Base::AddTo, NOTHING)]),
+        ("trained in bf16", vec![(Base::Narrow, trained_bias), (Base::Narrow, NOTHING)]),
+        ("mixed", vec![(Base::NF4, ADAPTER), (Base::Dense, ADAPTER)]),
+        ("nvfp4", vec![(Base::Quantized(QuantFormat::Nvfp4), ADAPTER), (Base::Quantized(QuantFormat::Nvfp4), NOTHING)]),
+        ("mxfp4", vec![(Base::Quantized(QuantFormat::Mxfp4), NOTHING), (Base::Quantized(QuantFormat::Mxfp4), ADAPTER)]),
+        ("fp8", vec![(Base::Quantized(QuantFormat::Fp8), ADAPTER), (Base::Quantized(QuantFormat::Fp8), NOTHING)]),
     ];
     let (width, is_bf16) = (check.case.hidden_size, check.case.dtype == DType::BF16);
     let takes = |(base, _): &(Base, Extras)| match base {
@@ -318,9 +301,6 @@ fn qkv<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let (query, kv) = (case.heads * case.head_dim, case.kv_heads * case.head_dim);
     let parts = [query, kv, kv];
-    let plain = Extras::default();
-    let (adapter, all) =
-        (Extras { adapter: true, ..plain }, Extras { adapter: true, bias: true, trained_bias: true, magnitude: false });
     let (per_head, whole) = (Some([case.head_dim; 2]), Some([query, kv]));
     let (all_columns, part) = (Some(case.head_dim), Some(part_of(case.head_dim)));
     let three = |base, extras| vec![(base, extras); 3];
@@ -328,18 +308,18 @@ fn qkv<B: Kernels>(check: &mut Check<'_, B>) {
     let one = [query + 2 * kv];
     let two = [query, 2 * kv];
     let cases: [Named<'_>; 12] = [
-        ("qkv", three(Base::NF4, adapter), &parts, None, all_columns),
-        ("qkv, head norms", three(Base::NF4, adapter), &parts, per_head, all_columns),
-        ("qkv, head norms, no rotation", three(Base::Dense, plain), &parts, per_head, None),
-        ("qkv, no rotation", three(Base::NF4, adapter), &parts, None, None),
-        ("qkv, norms over all heads", three(Base::NF4, adapter), &parts, whole, all_columns),
-        ("qkv, norms over all heads, no rotation", three(Base::New, all), &parts, whole, None),
-        ("qkv, biased", three(Base::Dense, all), &parts, None, all_columns),
-        ("qkv in one module", vec![(Base::New, all)], &one, per_head, all_columns),
-        ("qkv in one quantized module", vec![(Base::NF4, adapter)], &one, None, all_columns),
-        ("q and fused kv", vec![(Base::NF4, adapter), (Base::AddTo, plain)], &two, None, all_columns),
-        ("qkv in one module, part of the head rotated", vec![(Base::NF4, adapter)], &one, None, part),
-        ("qkv, head norms, part of the head rotated", three(Base::Dense, adapter), &parts, per_head, part),
+        ("qkv", three(Base::NF4, ADAPTER), &parts, None, all_columns),
+        ("qkv, head norms", three(Base::NF4, ADAPTER), &parts, per_head, all_columns),
+        ("qkv, head norms, no rotation", three(Base::Dense, NOTHING), &parts, per_head, None),
+        ("qkv, no rotation", three(Base::NF4, ADAPTER), &parts, None, None),
+        ("qkv, norms over all heads", three(Base::NF4, ADAPTER), &parts, whole, all_columns),
+        ("qkv, norms over all heads, no rotation", three(Base::New, BIASED), &parts, whole, None),
+        ("qkv, biased", three(Base::Dense, BIASED), &parts, None, all_columns),
+        ("qkv in one module", vec![(Base::New, BIASED)], &one, per_head, all_columns),
+        ("qkv in one quantized module", vec![(Base::NF4, ADAPTER)], &one, None, all_columns),
+        ("q and fused kv", vec![(Base::NF4, ADAPTER), (Base::AddTo, NOTHING)], &two, None, all_columns),
+        ("qkv in one module, part of the head rotated", vec![(Base::NF4, ADAPTER)], &one, None, part),
+        ("qkv, head norms, part of the head rotated", three(Base::Dense, ADAPTER), &parts, per_head, part),
     ];
     let keeps = check.variants(ALL);
     for (name, modules, widths, head_norms, rotates) in check.variants(cases) {
@@ -358,14 +338,13 @@ fn other_parts<B: Kernels>(check: &mut Check<'_, B>) {
     use HeadRole::{Key, Query, Value};
     let case = check.case;
     let (query, kv) = (case.heads * case.head_dim, case.kv_heads * case.head_dim);
-    let all = Extras { adapter: true, bias: true, trained_bias: true, magnitude: false };
     for (name, base, roles) in check.variants([
         ("q", Base::NF4, &[Query][..]),
         ("q and a shared part", Base::New, &[Query, Value][..]),
         ("qkv, normalized values", Base::NF4, &[Query, Key, Value][..]),
     ]) {
         let parts: Vec<usize> = roles.iter().map(|role| if *role == Query { query } else { kv }).collect();
-        let group = group(check, &vec![(base, all); parts.len()], &parts, &parts, case.hidden_size);
+        let group = group(check, &vec![(base, BIASED); parts.len()], &parts, &parts, case.hidden_size);
         let x = check.random([case.tokens(), case.hidden_size], 1.0);
         let (mut heads, mut expected) = heads(check, Some([case.head_dim; 2]), Some(case.head_dim));
         if roles.contains(&Key) {
@@ -386,7 +365,6 @@ fn other_rotations<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let (query, kv) = (case.heads * case.head_dim, case.kv_heads * case.head_dim);
     let (parts, part) = ([query, kv, kv], part_of(case.head_dim));
-    let adapter = Extras { adapter: true, ..Extras::default() };
     let (per_head, whole) = (Some([case.head_dim; 2]), Some([query, kv]));
     let keeps = check.variants([Keep::Inputs, Keep::Everything]);
     for (name, head_norms, rotates, interleaved, is_scaled) in check.variants([
@@ -396,7 +374,7 @@ fn other_rotations<B: Kernels>(check: &mut Check<'_, B>) {
         ("scaled queries, head norms", per_head, case.head_dim, false, true),
         ("scaled queries of neighbors, norms over all heads", whole, case.head_dim, true, true),
     ]) {
-        let group = group(check, &[(Base::NF4, adapter); 3], &parts, &parts, case.hidden_size);
+        let group = group(check, &[(Base::NF4, ADAPTER); 3], &parts, &parts, case.hidden_size);
         let x = check.random([case.tokens(), case.hidden_size], 1.0);
         let scale = check.random_f32([case.tokens()], 2.0);
         let (mut heads, mut expected) = heads(check, head_norms, Some(rotates));
@@ -415,54 +393,44 @@ fn other_rotations<B: Kernels>(check: &mut Check<'_, B>) {
 fn without_norm<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let (query, kv, wide) = (case.heads * case.head_dim, case.kv_heads * case.head_dim, case.intermediate_size);
-    let adapter = Extras { adapter: true, ..Extras::default() };
     for base in check.variants([Base::NF4, Base::New]) {
         let x = check.random([case.tokens(), case.hidden_size], 1.0);
         let prologue = || (Prologue::None { x: x.0.clone() }, Prologue::None { x: x.1.clone() });
         let parts = [query, kv, kv];
-        let qkv = group(check, &[(base, adapter); 3], &parts, &parts, case.hidden_size);
+        let qkv = group(check, &[(base, ADAPTER); 3], &parts, &parts, case.hidden_size);
         let heads = heads(check, Some([query, kv]), Some(case.head_dim));
         let epilogue = (Epilogue::Heads(heads.0), Epilogue::Heads(heads.1));
         let scenario = Scenario::new(check, qkv, prologue(), epilogue).with_residual_path(check);
         scenario.run(check, "qkv without a norm before", &[Keep::Inputs, Keep::Everything]);
-        let gate_up = group(check, &[(base, adapter); 2], &[wide; 2], &[wide; 2], case.hidden_size);
+        let gate_up = group(check, &[(base, ADAPTER); 2], &[wide; 2], &[wide; 2], case.hidden_size);
         let scenario =
             Scenario::new(check, gate_up, prologue(), (Epilogue::None, Epilogue::None)).with_residual_path(check);
         scenario.run(check, "gate and up without a norm before", &[Keep::Inputs, Keep::Everything]);
     }
 }
 
-/// Tests a module whose output is normalized and then added to the residual stream.
-fn norms_after<B: Kernels>(check: &mut Check<'_, B>) {
-    let case = check.case;
-    let (query, hidden) = (case.heads * case.head_dim, case.hidden_size);
-    let keeps = check.variants(ALL);
-    for (base, trains) in check.variants([(Base::NF4, false), (Base::AddTo, true)]) {
-        let modules = [(base, Extras { adapter: true, bias: true, trained_bias: true, magnitude: false })];
-        let group = group(check, &modules, &[hidden], &[hidden], query);
-        let (x, residual) = (check.random([case.tokens(), query], 1.0), check.random([case.tokens(), hidden], 1.0));
-        let norm = norm(check, hidden, trains);
-        let prologue = (Prologue::None { x: x.0 }, Prologue::None { x: x.1 });
-        let epilogue = (
-            Epilogue::NormResidual { norm: norm.0, residual: residual.0 },
-            Epilogue::NormResidual { norm: norm.1, residual: residual.1 },
-        );
-        Scenario::new(check, group, prologue, epilogue).run(check, "output with a norm after", &keeps);
-    }
-}
-
-/// Tests a module whose output is added to the residual stream.
+/// Tests a module whose output is added to the residual stream, as it is and normalized.
 fn residuals<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let (query, hidden) = (case.heads * case.head_dim, case.hidden_size);
     let keeps = check.variants(ALL);
     for (name, base) in check.variants([("output", Base::NF4), ("output, trained", Base::AddTo)]) {
-        let modules = [(base, Extras { adapter: true, bias: true, trained_bias: true, magnitude: false })];
-        let group = group(check, &modules, &[hidden], &[hidden], query);
-        let (x, residual) = (check.random([case.tokens(), query], 1.0), check.random([case.tokens(), hidden], 1.0));
-        let prologue = (Prologue::None { x: x.0 }, Prologue::None { x: x.1 });
-        let epilogue = (Epilogue::Residual(residual.0), Epilogue::Residual(residual.1));
-        Scenario::new(check, group, prologue, epilogue).run(check, name, &keeps);
+        for is_normed in [false, true] {
+            let group = group(check, &[(base, BIASED)], &[hidden], &[hidden], query);
+            let (x, residual) = (check.random([case.tokens(), query], 1.0), check.random([case.tokens(), hidden], 1.0));
+            let prologue = (Prologue::None { x: x.0 }, Prologue::None { x: x.1 });
+            let norm = norm(check, hidden, base == Base::AddTo);
+            let epilogue = if is_normed {
+                (
+                    Epilogue::NormResidual { norm: norm.0, residual: residual.0 },
+                    Epilogue::NormResidual { norm: norm.1, residual: residual.1 },
+                )
+            } else {
+                (Epilogue::Residual(residual.0), Epilogue::Residual(residual.1))
+            };
+            let name = format!("{name}, normalized {is_normed}");
+            Scenario::new(check, group, prologue, epilogue).run(check, &name, &keeps);
+        }
     }
 }
 
@@ -470,20 +438,15 @@ fn residuals<B: Kernels>(check: &mut Check<'_, B>) {
 fn down<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let (width, hidden) = (case.intermediate_size, case.hidden_size);
-    let activation = Activation::Silu;
     let keeps = check.variants(ALL);
     for is_joined in check.variants([true, false]) {
-        let modules = [(Base::NF4, Extras { adapter: true, ..Extras::default() })];
-        let group = group(check, &modules, &[hidden], &[hidden], width);
+        let group = group(check, &[(Base::NF4, ADAPTER)], &[hidden], &[hidden], width);
         let joined = check.random([case.tokens(), 2 * width], 2.0);
         let residual = check.random([case.tokens(), hidden], 1.0);
         let [gate, up] = [0, width].map(|start| joined.0.clone().narrow(1, start, width));
         let [expected_gate, expected_up] = [0, width].map(|start| joined.1.clone().narrow(1, start, width));
         let [gate, up] = if is_joined { [gate, up] } else { [gate, up].map(contiguous) };
-        let prologue = (
-            Prologue::Gated { gate: gate.clone(), up, activation },
-            Prologue::Gated { gate: expected_gate.clone(), up: expected_up, activation },
-        );
+        let prologue = gated([(gate.clone(), expected_gate.clone()), (up, expected_up)]);
         let epilogue = (Epilogue::Residual(residual.0), Epilogue::Residual(residual.1));
         Scenario::new(check, group, prologue, epilogue).run(check, "down", &keeps);
         check.compare("down: a copy of its gate", gate, expected_gate);

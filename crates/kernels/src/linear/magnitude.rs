@@ -56,31 +56,23 @@ pub(super) fn outputs<B: LinearOps>(
     };
     let dropped = group.dropout.as_ref().map(|_| products(adapters_ni, None));
     let mut dropped = dropped.into_iter().flatten();
-    let mut of_module = |module, y_no, low_nr| scaled_output(module, y_no, low_nr, dropped.next());
-    let modules = group.modules.iter().zip(outputs).zip(low_ranks);
-    modules.map(|((module, y_no), low_nr)| of_module(module, y_no, low_nr)).collect()
-}
-
-/// Computes a module's output: from the sum of weight and adapter; under dropout from `x Wᵀ`, and `x̃ Wᵀ` of the dropped input.
-fn scaled_output<B: LinearOps>(
-    module: &Module<B>,
-    y_no: Tensor<B, 2>,
-    low_nr: Option<Tensor<B, 2>>,
-    dropped_no: Option<Tensor<B, 2>>,
-) -> Tensor<B, 2> {
     let scaled = |pair: &Adapter<B>, z_no| match &pair.magnitude {
         Some(magnitude) => magnitude.scaled(z_no),
         None => z_no,
     };
-    let y_no = match (module.adapter.as_ref().zip(low_nr), dropped_no) {
-        (None, _) => y_no,
-        (Some((pair, _)), None) => scaled(pair, y_no),
-        (Some((pair, low_nr)), Some(dropped_no)) => {
-            let z_no = dropped_no.clone().add(product::update(low_nr, pair));
-            y_no.add(scaled(pair, z_no).sub(dropped_no))
-        }
+    // From the sum of weight and adapter; under dropout from `x Wᵀ`, and `x̃ Wᵀ` of the dropped input.
+    let of_module = |((module, y_no), low_nr): ((&Module<B>, Tensor<B, 2>), Option<Tensor<B, 2>>)| {
+        let y_no = match (module.adapter.as_ref().zip(low_nr), dropped.next()) {
+            (None, _) => y_no,
+            (Some((pair, _)), None) => scaled(pair, y_no),
+            (Some((pair, low_nr)), Some(dropped_no)) => {
+                let z_no = dropped_no.clone().add(product::update(low_nr, pair));
+                y_no.add(scaled(pair, z_no).sub(dropped_no))
+            }
+        };
+        product::biased(y_no, module)
     };
-    product::biased(y_no, module)
+    group.modules.iter().zip(outputs).zip(low_ranks).map(of_module).collect()
 }
 
 /// Computes the gradient of each module's sum of weight and adapter before its magnitudes, from that of its output; and of the magnitudes.

@@ -89,13 +89,31 @@ pub fn product<B: LinearOps>(product: Product<'_, B>) -> Vec<Tensor<B, 2>> {
     let modules = group.modules.iter().zip(low_ranks);
     match side {
         Side::Output => {
-            modules.map(|(module, low_nr)| output(&factors, module, low_nr, has_bias, group, add.as_ref())).collect()
+            let of_module = |(module, low_nr): (&Module<B>, Option<Tensor<B, 2>>)| {
+                let base_no = factors.first().map(|x_ni| match group.gemms {
+                    GemmFormat::Compute | GemmFormat::F16 => {
+                        x_ni.clone().matmul(dense(&module.weight, x_ni.dtype()).transpose())
+                    }
+                    GemmFormat::Fp8 => fp8_reference::product(x_ni.clone(), &module.weight),
+                });
+                let update_no = low_nr.zip(module.adapter.as_ref()).map(|(low_nr, pair)| update(low_nr, pair));
+                let y_no = plus(base_no, update_no).expect("a product has operands");
+                let y_no = if has_bias { biased(y_no, module) } else { y_no };
+                match &add {
+                    Some(add) => y_no.add(add.clone()),
+                    None => y_no,
+                }
+            };
+            modules.map(of_module).collect()
         }
         Side::Input => {
             let (mut base_ni, mut update_ni) = (None, None);
             for (index, (module, t_nr)) in modules.enumerate() {
-                let dy_no = factors.get(index).cloned();
-                base_ni = plus(base_ni, dy_no.map(|dy_no| base_input_gradient(dy_no, module, group.gemms)));
+                let through_weight_ni = factors.get(index).map(|dy_no| match group.gemms {
+                    GemmFormat::Compute | GemmFormat::F16 => dy_no.clone().matmul(dense(&module.weight, dy_no.dtype())),
+                    GemmFormat::Fp8 => fp8_reference::input_gradient(dy_no.clone(), &module.weight),
+                });
+                base_ni = plus(base_ni, through_weight_ni);
                 let through_ni = t_nr.zip(module.adapter.as_ref()).map(|(t_nr, pair)| {
                     let dtype = t_nr.dtype();
                     t_nr.matmul(to_dtype(pair.a.clone(), dtype))
@@ -115,54 +133,27 @@ pub fn parameter_gradients<B: LinearOps>(operands: GradientOperands<B>, group: G
     let [u_nr, t_nr] = [operands.low_rank, operands.d_low_rank].map(|low_rank| of_modules(low_rank, &group));
     let gradients = operands.dy.into_iter().zip(operands.dz);
     let low_rank = u_nr.into_iter().zip(t_nr).map(|(u_nr, t_nr)| u_nr.zip(t_nr));
-    let inputs = [operands.x, operands.adapters_x];
+    let (x_ni, adapters_ni) = (operands.x, operands.adapters_x);
     let modules = group.modules.into_iter().zip(gradients).zip(low_rank);
     modules
-        .map(|((module, (dy_no, dz_no)), low_rank)| gradients_of(module, &inputs, [dy_no, dz_no], low_rank))
+        .map(|((module, (dy_no, dz_no)), low_rank)| {
+            let is_frozen = !module.weight_gradient.is_needed();
+            assert!(module.magnitude().is_none() || is_frozen, "a weight under magnitudes is frozen");
+            let trained_bias = module.bias.filter(|bias| bias.trains);
+            let bias = trained_bias.map(|_| to_f32(dy_no.clone()).sum_dim(0).squeeze_dim(0));
+            let of_weight = || to_f32(dy_no.transpose().matmul(x_ni.clone()));
+            let weight = match module.weight_gradient {
+                WeightGradient::Frozen => None,
+                WeightGradient::New => Some(of_weight()),
+                WeightGradient::AddTo(sum) => Some(added(sum, of_weight())),
+            };
+            let adapter = low_rank.zip(module.adapter).map(|((u_nr, t_nr), pair)| {
+                let da_ri = to_f32(t_nr.transpose().matmul(adapters_ni.clone()));
+                (da_ri, to_f32(dz_no.transpose().matmul(u_nr)).mul_scalar(pair.scale))
+            });
+            ModuleGradients { weight, bias, adapter, magnitude: None }
+        })
         .collect()
-}
-
-/// Computes the gradients of one module; `low_rank`: `u` and `t`.
-fn gradients_of<B: LinearOps>(
-    module: Module<B>,
-    [x_ni, adapters_ni]: &[Tensor<B, 2>; 2],
-    [dy_no, dz_no]: [Tensor<B, 2>; 2],
-    low_rank: Option<(Tensor<B, 2>, Tensor<B, 2>)>,
-) -> ModuleGradients<B> {
-    let is_frozen = !module.weight_gradient.is_needed();
-    assert!(module.magnitude().is_none() || is_frozen, "a weight under magnitudes is frozen");
-    let trained_bias = module.bias.filter(|bias| bias.trains);
-    let bias = trained_bias.map(|_| to_f32(dy_no.clone()).sum_dim(0).squeeze_dim(0));
-    let of_weight = || to_f32(dy_no.transpose().matmul(x_ni.clone()));
-    let weight = match module.weight_gradient {
-        WeightGradient::Frozen => None,
-        WeightGradient::New => Some(of_weight()),
-        WeightGradient::AddTo(sum) => Some(added(sum, of_weight())),
-    };
-    let adapter = low_rank.zip(module.adapter).map(|((u_nr, t_nr), pair)| {
-        let da_ri = to_f32(t_nr.transpose().matmul(adapters_ni.clone()));
-        (da_ri, to_f32(dz_no.transpose().matmul(u_nr)).mul_scalar(pair.scale))
-    });
-    ModuleGradients { weight, bias, adapter, magnitude: None }
-}
-
-/// Computes the output of one module, `[n, o]`.
-fn output<B: LinearOps>(
-    factors: &[Tensor<B, 2>],
-    module: &Module<B>,
-    low_nr: Option<Tensor<B, 2>>,
-    has_bias: bool,
-    group: &Group<B>,
-    add: Option<&Tensor<B, 2>>,
-) -> Tensor<B, 2> {
-    let base_no = factors.first().map(|x_ni| base_output(x_ni.clone(), module, group.gemms));
-    let update_no = low_nr.zip(module.adapter.as_ref()).map(|(low_nr, pair)| update(low_nr, pair));
-    let y_no = plus(base_no, update_no).expect("a product has operands");
-    let y_no = if has_bias { biased(y_no, module) } else { y_no };
-    match add {
-        Some(add) => y_no.add(add.clone()),
-        None => y_no,
-    }
 }
 
 /// Computes the adapter's part of an output, `s u Bᵀ`.
@@ -177,24 +168,6 @@ pub(super) fn biased<B: Backend>(y_no: Tensor<B, 2>, module: &Module<B>) -> Tens
     match &module.bias {
         Some(bias) => y_no.add(to_dtype(bias.value.clone(), dtype).unsqueeze()),
         None => y_no,
-    }
-}
-
-/// Computes `x Wᵀ`, `[n, o]`.
-fn base_output<B: LinearOps>(x_ni: Tensor<B, 2>, module: &Module<B>, gemms: GemmFormat) -> Tensor<B, 2> {
-    let dtype = x_ni.dtype();
-    match gemms {
-        GemmFormat::Compute | GemmFormat::F16 => x_ni.matmul(dense(&module.weight, dtype).transpose()),
-        GemmFormat::Fp8 => fp8_reference::product(x_ni, &module.weight),
-    }
-}
-
-/// Computes `dy W`, `[n, i]`.
-fn base_input_gradient<B: LinearOps>(dy_no: Tensor<B, 2>, module: &Module<B>, gemms: GemmFormat) -> Tensor<B, 2> {
-    let dtype = dy_no.dtype();
-    match gemms {
-        GemmFormat::Compute | GemmFormat::F16 => dy_no.matmul(dense(&module.weight, dtype)),
-        GemmFormat::Fp8 => fp8_reference::input_gradient(dy_no, &module.weight),
     }
 }
 
@@ -224,7 +197,6 @@ fn ranks<B: Backend>(group: &Group<B>) -> Vec<Option<Range<usize>>> {
     group.modules.iter().scan(0, of_module).collect()
 }
 
-/// Adds both if present.
 fn plus<B: Backend>(a: Option<Tensor<B, 2>>, b: Option<Tensor<B, 2>>) -> Option<Tensor<B, 2>> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.add(b)),

@@ -15,7 +15,7 @@ use super::{
     Epilogue, Group, HeadPart, HeadRole, HeadsEpilogue, InputGradient, Keep, LinearOps, Mask, ModuleGradients,
     ProjectGradients, ProjectSaved, Prologue, RotaryTables, RowChoices, SavedHeads, SavedOutputNorm, into_single,
 };
-use crate::dtype::{to_dtype, to_f32};
+use crate::dtype::{plus, to_dtype, to_f32, weighted};
 use crate::norm::NormWeight;
 
 /// Implements [`LinearOps::project`].
@@ -65,7 +65,19 @@ pub fn project_backward<B: LinearOps>(
     let outputs = heads.as_ref().map_or(group.parts.len(), |heads| heads.epilogue.parts.len());
     assert_eq!(outputs, d_outputs.len(), "each output has one gradient");
     let (d_parts, head_norms) = match heads {
-        Some(heads) => heads_backward(heads, d_outputs),
+        Some(SavedHeads { epilogue: heads, raw }) => {
+            let of_part = |((d_output, part), raw): ((_, &HeadPart<B>), Option<Tensor<B, 2>>)| {
+                let d = turned(d_output, part.role, &heads, true);
+                let Some(norm) = &part.norm else { return (d, None) };
+                let raw = raw.expect("normalized heads are saved before their norm");
+                let shape = raw.dims();
+                let (dx, d_weight) = B::rms_norm_backward(head_rows(raw, norm), norm, head_rows(d, norm), None);
+                (dx.reshape(shape), d_weight)
+            };
+            let (d_parts, d_norms): (Vec<_>, _) = d_outputs.into_iter().zip(&heads.parts).zip(raw).map(of_part).unzip();
+            let is_joined = heads.gates_in_queries;
+            (if is_joined { divided_backward(d_parts, heads.head_dim) } else { d_parts }, d_norms)
+        }
         None => (d_outputs, Vec::new()),
     };
     let (d_parts, output_norm) = match output_norm {
@@ -90,7 +102,18 @@ pub fn project_backward<B: LinearOps>(
     let operands = GradientOperands { x: input_ni, adapters_x: adapters_ni, low_rank, dy: d_modules, dz, d_low_rank };
     let mut modules = B::parameter_gradients(operands, group);
     modules.iter_mut().zip(magnitudes).for_each(|(gradients, magnitude)| gradients.magnitude = magnitude);
-    let (input, norm) = prologue_backward(prologue, d_input_ni, d_residual_ni);
+    let (input, norm) = match prologue {
+        Prologue::Norm { x, norm } => {
+            let (dx, d_weight) = B::rms_norm_backward(x, &norm, d_input_ni, d_residual_ni);
+            (InputGradient::Plain(dx), d_weight)
+        }
+        Prologue::None { .. } => (InputGradient::Plain(d_input_ni), None),
+        Prologue::Gated { gate, up, activation } => {
+            assert!(d_residual_ni.is_none(), "a gated prologue has no residual path around it");
+            let (d_gate, d_up) = B::gated_backward(gate, up, activation, d_input_ni);
+            (InputGradient::Gated { d_gate, d_up }, None)
+        }
+    };
     ProjectGradients { input, norm, output_norm, head_norms, modules }
 }
 
@@ -125,11 +148,7 @@ fn input_gradient<B: LinearOps>(
         Vec::new()
     };
     let d_adapters = B::dropped(of(&again, d_low_rank, None), mask);
-    let d_input = of(dy, None, None).add(d_adapters);
-    match add {
-        Some(add) => d_input.add(add),
-        None => d_input,
-    }
+    plus(of(dy, None, None).add(d_adapters), add)
 }
 
 /// Returns the adapters' input: the group's input after dropout.
@@ -161,31 +180,11 @@ pub fn scaled<B: Backend>(x: Tensor<B, 2>, factor: f32) -> Tensor<B, 2> {
     to_dtype(to_f32(x).mul_scalar(factor), dtype)
 }
 
-/// Computes the input of the GEMM.
 fn prologue_output<B: LinearOps>(prologue: &Prologue<B>) -> Tensor<B, 2> {
     match prologue {
         Prologue::None { x } => x.clone(),
         Prologue::Norm { x, norm } => B::rms_norm(x.clone(), norm, None),
         Prologue::Gated { gate, up, activation } => B::gated(gate.clone(), up.clone(), *activation),
-    }
-}
-
-fn prologue_backward<B: LinearOps>(
-    prologue: Prologue<B>,
-    d_input_ni: Tensor<B, 2>,
-    d_residual_ni: Option<Tensor<B, 2>>,
-) -> (InputGradient<B>, Option<Tensor<B, 1>>) {
-    match prologue {
-        Prologue::Norm { x, norm } => {
-            let (dx, d_weight) = B::rms_norm_backward(x, &norm, d_input_ni, d_residual_ni);
-            (InputGradient::Plain(dx), d_weight)
-        }
-        Prologue::None { .. } => (InputGradient::Plain(d_input_ni), None),
-        Prologue::Gated { gate, up, activation } => {
-            assert!(d_residual_ni.is_none(), "a gated prologue has no residual path around it");
-            let (d_gate, d_up) = B::gated_backward(gate, up, activation, d_input_ni);
-            (InputGradient::Gated { d_gate, d_up }, None)
-        }
     }
 }
 
@@ -302,25 +301,6 @@ fn head_rows<B: Backend>(x: Tensor<B, 2>, norm: &NormWeight<B>) -> Tensor<B, 2> 
     x.reshape([tokens * width / normed, normed])
 }
 
-/// Computes the gradients of the parts before the epilogue, and of the norm weights that train.
-fn heads_backward<B: LinearOps>(
-    saved: SavedHeads<B>,
-    d_outputs: Vec<Tensor<B, 2>>,
-) -> (Vec<Tensor<B, 2>>, Vec<Option<Tensor<B, 1>>>) {
-    let SavedHeads { epilogue: heads, raw } = saved;
-    let of_part = |((d_output, part), raw): ((_, &HeadPart<B>), Option<Tensor<B, 2>>)| {
-        let d = turned(d_output, part.role, &heads, true);
-        let Some(norm) = &part.norm else { return (d, None) };
-        let raw = raw.expect("normalized heads are saved before their norm");
-        let shape = raw.dims();
-        let (dx, d_weight) = B::rms_norm_backward(head_rows(raw, norm), norm, head_rows(d, norm), None);
-        (dx.reshape(shape), d_weight)
-    };
-    let (d_parts, d_norms): (Vec<_>, _) = d_outputs.into_iter().zip(&heads.parts).zip(raw).map(of_part).unzip();
-    let is_joined = heads.gates_in_queries;
-    (if is_joined { divided_backward(d_parts, heads.head_dim) } else { d_parts }, d_norms)
-}
-
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 /// Coefficient of the cubic term inside the hyperbolic tangent.
 const GELU_CUBIC: f64 = 0.044_715;
@@ -350,11 +330,7 @@ pub fn gated_backward<B: Backend>(
     let (factor_nf, factor_slope_nf) = of_up(to_f32(up_nf), activation);
     let d_gate = dy_nf.clone().mul(factor_nf).mul(slope_nf);
     let d_factor = dy_nf.mul(activated_nf);
-    let d_up = match factor_slope_nf {
-        Some(slope_nf) => d_factor.mul(slope_nf),
-        None => d_factor,
-    };
-    (to_dtype(d_gate, dtype), to_dtype(d_up, dtype))
+    (to_dtype(d_gate, dtype), to_dtype(weighted(d_factor, factor_slope_nf), dtype))
 }
 
 /// Computes the activation of the gate, and its slope.

@@ -66,20 +66,24 @@ pub fn project_backward<B: LinearOps>(
         joined_gradients(all)
     });
     let modules = modules.collect();
-    ProjectGradients { input: joined_inputs(inputs), norm: None, output_norm: None, head_norms: Vec::new(), modules }
+    let input = if matches!(inputs.first(), Some(InputGradient::Plain(_))) {
+        InputGradient::Plain(B::join_rows(inputs.into_iter().map(InputGradient::plain).collect()))
+    } else {
+        let (d_gate, d_up): (Vec<_>, Vec<_>) = inputs.into_iter().map(InputGradient::gated).unzip();
+        InputGradient::Gated { d_gate: B::join_rows(d_gate), d_up: B::join_rows(d_up) }
+    };
+    ProjectGradients { input, norm: None, output_norm: None, head_norms: Vec::new(), modules }
 }
 
 fn rows_of<B: Backend>(group: &Group<B>) -> ExpertRows<B> {
     group.rows.clone().expect("a group of stacks has rows of experts")
 }
 
-/// The experts of a group.
 struct Experts<B: Backend> {
     /// The experts with rows.
     present: Vec<usize>,
     /// Start and count of their rows.
     ranges: Vec<(usize, usize)>,
-    /// Their groups.
     groups: Vec<Group<B>>,
     /// The modules of every expert, by module of the stack, for the gradients of those without rows.
     absent: Vec<Vec<Absent<B>>>,
@@ -103,7 +107,6 @@ impl<B: LinearOps> Experts<B> {
     }
 }
 
-/// Divides a stack into the modules of its experts.
 fn matrices<B: LinearOps>(module: &Module<B>, count: usize) -> Vec<Module<B>> {
     let rows = |x: &Tensor<B, 2>| slices(x.clone(), &evenly(x.dims()[0], count)).into_iter();
     let vectors = |x: &Tensor<B, 1>| slices(x.clone(), &evenly(x.dims()[0], count)).into_iter();
@@ -173,7 +176,6 @@ impl<B: LinearOps> Absent<B> {
     }
 }
 
-/// Puts the gradients of all experts of a module together.
 fn joined_gradients<B: LinearOps>(of_experts: Vec<ModuleGradients<B>>) -> ModuleGradients<B> {
     let (mut weights, mut biases, mut magnitudes) = (Vec::new(), Vec::new(), Vec::new());
     let (mut a, mut b) = (Vec::new(), Vec::new());
@@ -202,14 +204,6 @@ fn joined_gradients<B: LinearOps>(of_experts: Vec<ModuleGradients<B>>) -> Module
         adapter: matrix(a).zip(matrix(b)),
         magnitude: vector(magnitudes),
     }
-}
-
-fn joined_inputs<B: LinearOps>(inputs: Vec<InputGradient<B>>) -> InputGradient<B> {
-    if matches!(inputs.first(), Some(InputGradient::Plain(_))) {
-        return InputGradient::Plain(B::join_rows(inputs.into_iter().map(InputGradient::plain).collect()));
-    }
-    let (d_gate, d_up): (Vec<_>, Vec<_>) = inputs.into_iter().map(InputGradient::gated).unzip();
-    InputGradient::Gated { d_gate: B::join_rows(d_gate), d_up: B::join_rows(d_up) }
 }
 
 /// Returns the rows of each expert of a prologue's inputs.
@@ -241,7 +235,6 @@ fn joined_saved<B: LinearOps>(prologue: Prologue<B>, saved: Vec<Box<ProjectSaved
     }
 }
 
-/// Divides saved values into those of each expert.
 fn divided_saved<B: LinearOps>(saved: ProjectSaved<B>, ranges: &[(usize, usize)]) -> Vec<ProjectSaved<B>> {
     let ProjectSaved { prologue, prologue_output, low_rank, unscaled, .. } = saved;
     let [outputs, low_ranks, unscaled] = [prologue_output, low_rank, unscaled].map(|x| {
@@ -322,7 +315,6 @@ mod tests {
         Group { modules, parts: vec![6, 6], gemms: GemmFormat::Compute, dropout, rows }
     }
 
-    /// Builds the group of one expert.
     fn of_expert(group: &Group<Plain>, expert: usize, first_row: usize) -> Group<Plain> {
         let rows = |x: &Tensor<Plain, 2>| {
             let each = x.dims()[0] / COUNTS.len();

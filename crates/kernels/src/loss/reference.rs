@@ -231,37 +231,19 @@ mod tests {
     }
 
     #[test]
-    fn the_head_gradient_is_added_to_the_sum_that_was_given() {
+    fn the_gradient_of_the_head_is_added_to_a_sum_or_that_of_some_rows() {
         let (hidden, weight) = (random::<Plain, 2>(1, [10, 12]), random::<Plain, 2>(2, [VOCABULARY, 12]));
         let (head, targets) = (Weight::Dense(weight), targets(&POSITIONS, &TARGETS, None));
-        let fresh = linear_cross_entropy(hidden.clone(), &head, &targets, options(2)).d_weight_vd.unwrap();
+        let gradient = |options| linear_cross_entropy(hidden.clone(), &head, &targets, options).d_weight_vd.unwrap();
+        let whole = gradient(options(2));
         let earlier = random::<Plain, 2>(3, [VOCABULARY, 12]);
         let weight_gradient = WeightGradient::AddTo(earlier.clone());
-        let added =
-            linear_cross_entropy(hidden, &head, &targets, CrossEntropyOptions { weight_gradient, ..options(2) });
-        assert_close(added.d_weight_vd.unwrap(), earlier.add(fresh), 1e-6);
-    }
-
-    #[test]
-    fn the_gradient_of_some_rows_of_the_head_is_those_rows_of_the_whole() {
-        let (hidden, weight) = (random::<Plain, 2>(1, [10, 12]), random::<Plain, 2>(2, [VOCABULARY, 12]));
-        let (head, targets) = (Weight::Dense(weight), targets(&POSITIONS, &TARGETS, None));
-        let whole = linear_cross_entropy(hidden.clone(), &head, &targets, options(2)).d_weight_vd.unwrap();
+        let added = gradient(CrossEntropyOptions { weight_gradient, ..options(2) });
+        assert_close(added, earlier.add(whole.clone()), 1e-6);
         let rows = vec![29..31, 5..6, 0..2];
         let expected = Tensor::cat(rows.iter().map(|run| whole.clone().narrow(0, run.start, run.len())).collect(), 0);
-        let options = CrossEntropyOptions { weight_rows: Some(rows), ..options(2) };
-        let some = linear_cross_entropy(hidden, &head, &targets, options).d_weight_vd.unwrap();
+        let some = gradient(CrossEntropyOptions { weight_rows: Some(rows), ..options(2) });
         assert_close(some, expected, 1e-6);
-    }
-
-    #[test]
-    fn positions_without_a_target_get_no_gradient() {
-        let head = Weight::Dense(random::<Plain, 2>(2, [VOCABULARY, 12]));
-        let found = linear_cross_entropy(random(1, [4, 12]), &head, &targets(&[2], &[7], None), options(8));
-        let d_hidden: Vec<f32> = found.d_hidden_nd.unwrap().into_data().to_vec().unwrap();
-        for (row, values) in d_hidden.chunks(12).enumerate() {
-            assert_eq!(values.iter().any(|&value| value != 0.0), row == 2, "row {row}");
-        }
     }
 
     #[test]

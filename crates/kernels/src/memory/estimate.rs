@@ -26,7 +26,10 @@ impl TrainingShape {
         lines.push(adapted_norms(model, self));
         lines.push(saved_activations(model, self));
         lines.push(layer_inputs(model, self, true));
-        lines.push(pair_values(self));
+        // The reference pass of pairs ends before anything is saved for the backward, so it needs no line.
+        let of_pairs = self.pairs.map_or(0, |_| PAIR_VALUES * 4 * self.tokens());
+        let why = format!("{PAIR_VALUES} f32 values per token: log-probabilities, weights, marks");
+        lines.push(line("values of pairs", of_pairs, why));
         lines.extend(working_set);
         let mut host_lines = vec![offloaded_activations(model, self), paged_state(self)];
         for lines in [&mut lines, &mut host_lines] {
@@ -35,7 +38,6 @@ impl TrainingShape {
         MemoryEstimate { peak: "at the peak of a step", lines, host_lines }
     }
 
-    /// Returns the bytes of parameters, gradients and optimizer state.
     pub(crate) fn parameter_bytes(&self, model: &ModelSpec) -> u64 {
         sum(&parameter_lines(model, self))
     }
@@ -119,7 +121,6 @@ fn paged_state(training: &TrainingShape) -> MemoryLine {
     line("paged optimizer state", training.paged_bytes, "pinned; copied to the device and back in each step")
 }
 
-/// Returns the line for the initial adapters in host memory.
 pub(crate) fn adapter_starts(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
     line("starts of adapters", training.start_bytes(model), "f32; saved next to the trained pairs")
 }
@@ -155,19 +156,12 @@ fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine 
     line("saved activations", tokens * per_token, why)
 }
 
-/// Returns the line for the layers' own inputs.
 pub(crate) fn layer_inputs(model: &ModelSpec, training: &TrainingShape, has_backward: bool) -> MemoryLine {
     let width = model.per_layer_inputs.map_or(0, |inputs| inputs.width);
     let (layers, tokens) = (model.layers.len(), training.tokens());
     let why =
         format!("rows of their table and what is computed of it: {width} values of {layers} layers, {tokens} tokens");
     line("inputs of layers", training.layer_input_bytes(model, has_backward), why)
-}
-
-/// Returns the line for vectors over the targets of pairs. The reference pass ends before anything is saved for the backward, so it needs no line.
-fn pair_values(training: &TrainingShape) -> MemoryLine {
-    let bytes = training.pairs.map_or(0, |_| PAIR_VALUES * 4 * training.tokens());
-    line("values of pairs", bytes, format!("{PAIR_VALUES} f32 values per token: log-probabilities, weights, marks"))
 }
 
 fn offloaded_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {

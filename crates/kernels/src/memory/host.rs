@@ -71,7 +71,6 @@ pub(crate) trait Elsewhere<B: Backend>: Send {
     fn to_data(&self) -> TensorData;
     /// Starts to restore the tensor, unless that has started.
     fn prefetch(&mut self, device: &B::Device);
-    /// Returns the restored tensor.
     fn restore(self: Box<Self>, device: &B::Device) -> Payload<B, 2>;
 }
 

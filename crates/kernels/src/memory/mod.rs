@@ -131,9 +131,6 @@ pub fn convert_while_reading<R: Send, T: Send>(
 }
 
 /// Concatenates the bytes of buffers from the default [`MemoryOps::host_buffer`].
-///
-/// # Errors
-/// The first error of `buffers`.
 pub(crate) fn joined<E>(
     buffers: impl IntoIterator<Item = Result<HostBuffer, E>>,
     shape: [usize; 2],

@@ -60,7 +60,6 @@ impl<'a, S: Store> Schedule<'a, S> {
 mod tests {
     use super::*;
 
-    /// Records all calls.
     #[derive(Default)]
     struct Recorder {
         log: Vec<String>,

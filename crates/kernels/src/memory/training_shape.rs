@@ -133,7 +133,6 @@ impl TrainingShape {
         [FloatType::Bf16, self.gradients].map(|float| all - (TRAINED_BYTES - float.bytes() as u64) * narrow)
     }
 
-    /// Returns the bytes of one activation value.
     pub(crate) fn activation_bytes(&self) -> u64 {
         self.compute.bytes() as u64
     }
@@ -259,7 +258,6 @@ impl TrainingShape {
     }
 }
 
-/// Returns the number of parameters that an adapter trains.
 fn adapter_parameters(model: &ModelSpec, lora: &LoraConfig) -> u64 {
     model.tensors_of(lora).iter().map(|tensor| tensor.elements() as u64).sum()
 }

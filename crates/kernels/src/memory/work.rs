@@ -79,18 +79,15 @@ pub fn answering_launches(model: &ModelSpec, training: &TrainingShape, new: usiz
     cuda_launches(model, &saved, new) / 3.0
 }
 
-/// A linear module of a layer.
 struct Linear {
     /// Rows per token that read it.
     rows: f64,
     module: ModuleSpec,
     inputs: usize,
-    /// Whether it runs forward again.
     is_repeated: bool,
 }
 
 impl Linear {
-    /// Counts the parameters that a token is multiplied with.
     fn parameters(&self) -> f64 {
         self.rows * (self.module.out_features() * self.inputs) as f64
     }
@@ -102,7 +99,6 @@ impl Linear {
     }
 }
 
-/// Iterates over the linear modules of all layers.
 fn modules(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = Linear> + '_ {
     groups(model, recompute).flat_map(|(group, is_repeated)| {
         let (rows, inputs) = (group.rows as f64, group.in_features);

@@ -15,7 +15,7 @@ use burn_tensor::{IndexingUpdateOp, Int, Tensor, TensorData, backend::Backend};
 use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
 
 use super::{Combined, Routing};
-use crate::dtype::{to_dtype, to_f32, weighted};
+use crate::dtype::{plus, to_dtype, to_f32, weighted};
 use crate::linear::ExpertRows;
 
 /// Implements [`super::MoeOps::route`].
@@ -189,11 +189,7 @@ pub fn combine<B: Backend>(y_sd: Tensor<B, 2>, routing: &Routing<B>, combined: C
         Combined::WeightedOnto(residual_nd) => (Some(weights()), Some(residual_nd)),
     };
     let sum_nd: Tensor<B, 2> = weighted(of_choices(y_sd, routing), weights).sum_dim(1).squeeze_dim(1);
-    let sum_nd = match residual_nd {
-        Some(residual_nd) => sum_nd.add(to_f32(residual_nd)),
-        None => sum_nd,
-    };
-    to_dtype(sum_nd, dtype)
+    to_dtype(plus(sum_nd, residual_nd.map(to_f32)), dtype)
 }
 
 /// Implements [`super::MoeOps::combine_backward`].

@@ -24,11 +24,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
             check.compare_optional("rms_norm_backward: weight", dw, expected.1);
         }
     }
-    strided(check);
-}
-
-/// Tests a matrix that is a range of columns of a wider one.
-fn strided<B: Kernels>(check: &mut Check<'_, B>) {
+    // A matrix that is a range of columns of a wider one.
     let width = check.case.hidden_size;
     let wide = check.random([check.case.tokens(), width + 24], 1.0);
     let weight = check.random_f32([width], 1.0);

@@ -8,6 +8,7 @@ pub mod reference;
 
 use burn_tensor::{Tensor, backend::Backend};
 
+use crate::dtype::plus;
 use crate::session::Session;
 
 /// The weight of an RMSNorm, as an operation takes it.
@@ -32,7 +33,7 @@ pub trait NormOps: Session {
         norm: &NormWeight<Self>,
         residual_nd: Option<Tensor<Self, 2>>,
     ) -> Tensor<Self, 2> {
-        Self::pause(&x_nd.device(), || reference::plus(reference::forward(x_nd, norm), residual_nd))
+        Self::pause(&x_nd.device(), || plus(reference::forward(x_nd, norm), residual_nd))
     }
 
     /// Backward of [`NormOps::rms_norm`] at input `x`: the gradient of `x` plus `d_residual` (the gradient that

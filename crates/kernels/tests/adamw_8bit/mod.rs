@@ -21,7 +21,6 @@ const GOLDEN_STEPS: u32 = 4;
 /// Positions of a NaN and an infinity in the gradient of step 2.
 const NON_FINITE: std::ops::Range<usize> = 600..602;
 
-/// A parameter and its moments on the host.
 struct HostState {
     parameters: Vec<f32>,
     first: BlockwiseQuantized,

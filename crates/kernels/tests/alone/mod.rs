@@ -76,14 +76,15 @@ fn attention_over_packed_documents_keeps_nothing_until_the_section_ends() {
     let Some((device, _alone)) = device_alone() else { return };
     let documents = Documents::<Cuda>::new(&[0, 5000, 6001, 16_384], &device);
     let tokens = documents.tokens();
-    let (qkv, d_o) = layer::<Cuda>(&layer_values(tokens, 0), tokens, half(&device), &device);
+    let [q, k, v, d_o] = [256, 128, 128, 256].map(|width| random_half([tokens, width], &device));
+    let (qkv, spec) = (Qkv { q, k, v }, AttentionSpec::new(4, 2, 64));
     let passes = |count: usize| {
         Cuda::release_memory(&device);
         let before = free_bytes(&device);
         Cuda::section(&device, || {
             for _ in 0..count {
-                let output = Cuda::packed_attention(&qkv, None, &spec(), &documents);
-                let _ = Cuda::packed_attention_backward(qkv.clone(), None, &spec(), output, d_o.clone(), &documents);
+                let output = Cuda::packed_attention(&qkv, None, &spec, &documents);
+                let _ = Cuda::packed_attention_backward(qkv.clone(), None, &spec, output, d_o.clone(), &documents);
             }
         });
         before.saturating_sub(free_bytes(&device))

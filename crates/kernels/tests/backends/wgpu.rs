@@ -11,22 +11,17 @@ use firebrick_precision::QuantFormat;
 use crate::adamw_8bit;
 
 #[expect(clippy::print_stderr, reason = "a test that is not run must be seen")]
-fn has_adapter() -> bool {
-    match BackendKind::Wgpu.probe() {
-        Ok(()) => true,
-        Err(reason) => {
-            assert!(std::env::var_os("CI").is_none(), "CI must have a Vulkan adapter: {reason}");
-            eprintln!("skipped: {reason}");
-            false
-        }
-    }
+fn adapter() -> Option<()> {
+    let found = BackendKind::Wgpu.probe().inspect_err(|reason| {
+        assert!(std::env::var_os("CI").is_none(), "CI must have a Vulkan adapter: {reason}");
+        eprintln!("skipped: {reason}");
+    });
+    found.ok()
 }
 
 #[test]
 fn every_operation_equals_the_reference_on_the_cpu() {
-    if !has_adapter() {
-        return;
-    }
+    let Some(()) = adapter() else { return };
     let small = || Case::small(DType::F32, 32);
     let odd = Case { documents: vec![1, 9, 30], hidden_size: 33, intermediate_size: 67, rank: 3, ..small() };
     for case in [Case { window: Some(7), ..small() }, odd] {
@@ -38,9 +33,7 @@ fn every_operation_equals_the_reference_on_the_cpu() {
 
 #[test]
 fn weights_dequantized_on_the_device_equal_the_host_codec_in_the_bits_of_their_codes() {
-    if !has_adapter() {
-        return;
-    }
+    let Some(()) = adapter() else { return };
     for shape in [[64, 64], [40, 24], [3, 7], [5, 96], [300, 1024]] {
         let values: Vec<f32> = (0..shape[0] * shape[1]).map(|index| (index as f32 * 0.173).sin()).collect();
         for format in QuantFormat::ALL.into_iter().filter(|format| format.check_columns(shape[1]).is_ok()) {
@@ -69,8 +62,6 @@ fn weights_dequantized_on_the_device_equal_the_host_codec_in_the_bits_of_their_c
 
 #[test]
 fn steps_of_8_bit_adamw_equal_bitsandbytes_up_to_rounding() {
-    if !has_adapter() {
-        return;
-    }
+    let Some(()) = adapter() else { return };
     adamw_8bit::assert_golden_steps::<Wgpu>();
 }

@@ -32,15 +32,12 @@ fn parameters() -> Vec<Parameter<Flex>> {
     ])
 }
 
-fn gradient_values(parameter: &Parameter<Flex>, step: u64) -> Vec<f32> {
-    (0..parameter.elements()).map(|index| (index as f32 * 0.11 + step as f32).cos()).collect()
-}
-
 /// Creates the gradients of a step, after `change` was applied to those of `large`.
 fn gradients_with(parameters: &[Parameter<Flex>], step: u64, change: impl Fn(&mut [f32])) -> GradientMap<Flex> {
     let mut gradients = GradientMap::default();
     for parameter in parameters {
-        let mut values = gradient_values(parameter, step);
+        let values = (0..parameter.elements()).map(|index| (index as f32 * 0.11 + step as f32).cos());
+        let mut values: Vec<f32> = values.collect();
         if parameter.name.as_ref() == "large" {
             change(&mut values);
         }

@@ -16,7 +16,6 @@ use crate::state::{StateInit, StateSpec, StateTensor};
 /// Parameters with fewer elements keep f32 moments in the 8-bit optimizer (`min_8bit_size` of bitsandbytes).
 pub const MIN_8BIT_ELEMENTS: usize = 4096;
 
-/// AdamW with the constants of a run.
 pub(crate) struct AdamWRule {
     constants: OptimizerConfig,
     in_8_bits: bool,
@@ -45,35 +44,6 @@ impl AdamWRule {
             zeros("exp_avg_sq.absmax", blocks),
         ]
     }
-
-    /// Takes the step of parameters in bf16.
-    fn step_in_bf16<B: Kernels>(
-        &self,
-        updates: Vec<Update<B>>,
-        gradient_scale: Tensor<B, 1>,
-        hyper: &AdamW,
-    ) -> Vec<(Tensor<B, 1>, Vec<StateTensor<B>>)> {
-        let take = |Update { parameter, gradient, mut state, key }: Update<B>| {
-            let rounding = match self.constants.weights {
-                TrainedWeights::Bf16Exact => match state.pop() {
-                    Some(StateTensor::Codes(lower)) => Rounding::Exact(lower),
-                    _ => panic!("the state of a matrix ends with its lower halves"),
-                },
-                TrainedWeights::Bf16Stochastic | TrainedWeights::Float32 => Rounding::Stochastic(key),
-            };
-            ((AdamWState { parameter, moments: moments(state) }, rounding), gradient)
-        };
-        let (states, gradients) = updates.into_iter().map(take).unzip();
-        let updated = B::adamw_bf16_foreach(states, gradients, gradient_scale, hyper);
-        let give = |(AdamWState { parameter, moments }, rounding)| {
-            let mut state = into_state(moments);
-            if let Rounding::Exact(lower) = rounding {
-                state.push(StateTensor::Codes(lower));
-            }
-            (parameter, state)
-        };
-        updated.into_iter().map(give).collect()
-    }
 }
 
 impl StateLayout for AdamWRule {
@@ -99,7 +69,26 @@ impl<B: Kernels> Rule<B> for AdamWRule {
         let &StepNumbers { learning_rate, weight_decay, step, .. } = numbers;
         let hyper = AdamW { learning_rate, beta1, beta2, epsilon, weight_decay, step };
         if updates.iter().any(|update| update.parameter.dtype() == DType::BF16) {
-            return self.step_in_bf16(updates, gradient_scale, &hyper);
+            let take = |Update { parameter, gradient, mut state, key }: Update<B>| {
+                let rounding = match self.constants.weights {
+                    TrainedWeights::Bf16Exact => match state.pop() {
+                        Some(StateTensor::Codes(lower)) => Rounding::Exact(lower),
+                        _ => panic!("the state of a matrix ends with its lower halves"),
+                    },
+                    TrainedWeights::Bf16Stochastic | TrainedWeights::Float32 => Rounding::Stochastic(key),
+                };
+                ((AdamWState { parameter, moments: moments(state) }, rounding), gradient)
+            };
+            let (states, gradients) = updates.into_iter().map(take).unzip();
+            let updated = B::adamw_bf16_foreach(states, gradients, gradient_scale, &hyper);
+            let give = |(AdamWState { parameter, moments }, rounding)| {
+                let mut state = into_state(moments);
+                if let Rounding::Exact(lower) = rounding {
+                    state.push(StateTensor::Codes(lower));
+                }
+                (parameter, state)
+            };
+            return updated.into_iter().map(give).collect();
         }
         let (mut states, mut gradients) = (Vec::with_capacity(updates.len()), Vec::with_capacity(updates.len()));
         for Update { parameter, gradient, state, .. } in updates {

@@ -70,13 +70,11 @@ impl OptimizerConfig {
     }
 }
 
-/// The state tensors of a rule.
 pub(crate) trait StateLayout: Send + Sync {
     /// Returns the state tensors of a parameter, in the order in which [`Rule::step`] gets them.
     fn state(&self, role: Role, shape: &[usize]) -> Vec<StateSpec>;
 }
 
-/// One step of an optimizer.
 pub(crate) trait Rule<B: Kernels>: StateLayout {
     /// Updates parameters that have the same numbers and format; results are in the order of `updates`. Each gradient is first multiplied by
     /// `gradient_scale` `[1]`, which stays on the device.
@@ -90,14 +88,12 @@ pub(crate) trait Rule<B: Kernels>: StateLayout {
     ) -> Vec<(Tensor<B, 1>, Vec<StateTensor<B>>)>;
 }
 
-/// The constants of one step for one group of parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct StepNumbers {
     pub(crate) learning_rate: f64,
     pub(crate) weight_decay: f64,
     /// Number of the step, from 1.
     pub(crate) step: u64,
-    /// Seed of what is random in it.
     pub(crate) seed: u64,
 }
 

@@ -89,7 +89,6 @@ impl<B: LinearOps> Operands<B> {
         }
     }
 
-    /// Computes the output and the gradient of the input.
     fn run(self) -> [Vec<f32>; 2] {
         let Self { group, x, dy } = self;
         let (mut y, saved) = B::project(x, &group, Epilogue::None, Keep::Inputs);

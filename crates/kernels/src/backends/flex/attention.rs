@@ -140,7 +140,6 @@ impl Sizes {
         self.groups * self.width
     }
 
-    /// Returns the first key that a query of a document attends to.
     fn first_key(self, query: usize) -> usize {
         (query + 1).saturating_sub(self.window)
     }

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use super::host::{Floats, is_f32, rows_per_task, tensor};
 use super::lanes;
+use crate::dtype::plus;
 use crate::norm::{NormOps, NormWeight, reference};
 
 impl NormOps for Flex {
@@ -16,7 +17,7 @@ impl NormOps for Flex {
         residual_nd: Option<Tensor<Self, 2>>,
     ) -> Tensor<Self, 2> {
         let y_nd = if is_f32(&x_nd) { forward(x_nd, norm) } else { reference::forward(x_nd, norm) };
-        reference::plus(y_nd, residual_nd)
+        plus(y_nd, residual_nd)
     }
 
     fn rms_norm_backward(

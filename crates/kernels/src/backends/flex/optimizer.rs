@@ -134,7 +134,6 @@ fn adamw_8bit(
     AdamWState { parameter: tensor(parameter, [elements]), moments: Moments::EightBit(Box::new(moments)) }
 }
 
-/// The blocks that a task updates.
 struct Blocks<'a> {
     p: &'a mut [f32],
     g: &'a [f32],

@@ -116,7 +116,6 @@ impl Recycled {
         Some(is_unshared)
     }
 
-    /// Returns whether the memory is from this pool.
     #[cfg(feature = "wgpu")]
     pub(in crate::backends) fn has(&self, handle: &Handle) -> bool {
         handle_number(handle).is_some_and(|number| self.places.borrow().contains_key(&number))

@@ -28,10 +28,15 @@ const STATE_BYTES_OF_F32: u64 = 6;
 
 /// Returns the lines besides parameters, saved activations, one layer and the loss; `layer_bytes` is the memory of the layer.
 pub(super) fn lines(model: &ModelSpec, training: &TrainingShape, layer_bytes: u64) -> Vec<MemoryLine> {
+    let trains_table = training.lora.as_ref().is_none_or(|lora| lora.saves_tensor(EMBEDDING));
+    let table = if trains_table { (model.vocab_size * model.hidden_size) as u64 * TRAINED_BYTES } else { 0 };
+    // AdamW with f32 moments returns new parameters, and the old memory is freed late.
+    let trained = training.trained_parameters(model);
+    let updated = if training.optimizer_bytes > STATE_BYTES_OF_F32 * trained { trained * TRAINED_BYTES } else { 0 };
     vec![
         line("freed buffers", layer_bytes * KEPT_FIFTHS / 5, "of layers, which the allocator keeps"),
-        line("gradients of the embedding", table_bytes(model, training), "before they are added"),
-        line("updated parameters", updated_bytes(model, training), "next to what they replace"),
+        line("gradients of the embedding", TABLE_GRADIENTS * table, "before they are added"),
+        line("updated parameters", updated, "next to what they replace"),
         process_line(),
     ]
 }
@@ -44,18 +49,6 @@ pub(super) fn logit_copies(model: &ModelSpec) -> u64 {
 /// Returns the line for the process itself, whatever it trains.
 pub(super) fn process_line() -> MemoryLine {
     line("program", PROCESS_BYTES, "code, tokenizer, buffers of threads, slack of the allocator")
-}
-
-fn table_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    let trains = training.lora.as_ref().is_none_or(|lora| lora.saves_tensor(EMBEDDING));
-    let table = (model.vocab_size * model.hidden_size) as u64 * TRAINED_BYTES;
-    if trains { TABLE_GRADIENTS * table } else { 0 }
-}
-
-/// Returns the bytes of updated parameters: AdamW with f32 moments returns new ones, and the old memory is freed late.
-fn updated_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    let trained = training.trained_parameters(model);
-    if training.optimizer_bytes > STATE_BYTES_OF_F32 * trained { trained * TRAINED_BYTES } else { 0 }
 }
 
 #[cfg(test)]

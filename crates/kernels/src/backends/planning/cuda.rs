@@ -118,7 +118,6 @@ fn in_tiles(training: &TrainingShape) -> String {
 
 const PARTS_WHY: &str = "of sums over the widest values that they read";
 
-/// Returns the line for connections to other ranks.
 pub(super) fn line_of_ranks() -> MemoryLine {
     line("NCCL", NCCL_BYTES, "its buffers and kernels, once the ranks are connected")
 }

@@ -55,7 +55,6 @@ const VARYING_SIZES: usize = 2;
 const GATE_UP: &[GroupKind] = &[GroupKind::GateUp, GroupKind::ExpertGateUp];
 const DOWN: &[GroupKind] = &[GroupKind::Down, GroupKind::ExpertDown];
 
-/// A layer whose buffers are counted.
 struct Layer<'a> {
     training: &'a TrainingShape,
     hidden: usize,
@@ -108,7 +107,6 @@ impl<'a> Layer<'a> {
         self.values.iter().filter(stays).map(|value| self.width_of(value))
     }
 
-    /// Returns the widths of the buffers of a value at a moment.
     fn of_value(&self, value: &Value, moment: Moment) -> impl Iterator<Item = usize> {
         let recompute = self.training.recompute;
         // The first group runs again as a whole, whatever is published of its outputs.
@@ -180,7 +178,6 @@ impl<'a> Layer<'a> {
         [vec![gradient; gradients], vec![hidden; hiddens + restored], others].concat()
     }
 
-    /// Returns the width of a gradient of the residual stream.
     fn gradient_stride(&self) -> usize {
         let room = self.room(&[GroupKind::MixerInput]) + self.room(GATE_UP);
         row_stride(self.hidden, if room > 0 { ROW_MULTIPLE } else { 0 })
@@ -197,7 +194,6 @@ impl<'a> Layer<'a> {
         vec![channels, keys, keys, squares, squares, 8 * spec.value_heads, of_tokens]
     }
 
-    /// Returns the group of one of these kinds, and its route.
     fn group(&self, kinds: &[GroupKind]) -> &Planned {
         let mut groups = self.groups.iter();
         groups.find(|planned| kinds.contains(&planned.group.kind)).expect("the layer has such a group")

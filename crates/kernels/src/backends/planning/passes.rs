@@ -59,7 +59,6 @@ impl LowRankPass {
         Self { inputs: 3, pieces, over_tokens: 3, over_columns: 2 }
     }
 
-    /// Returns the columns of a block.
     pub(in crate::backends) const fn block_columns(self) -> usize {
         LOW_RANK_WARPS * self.pieces * PIECE_COLUMNS
     }

@@ -25,9 +25,9 @@ pub(super) fn score_copies(model: &ModelSpec) -> u64 {
     if model.attentions().any(|attention| attention.soft_cap.is_some()) { 4 } else { 3 }
 }
 
-/// Returns the bytes of all copies of the scores over a document of `tokens` tokens; 0 if the backend computes them block by block.
+/// Returns the bytes of all copies of the scores over a document of `tokens` tokens; 0 if the backend computes them by blocks of queries or tiles.
 pub(super) fn score_bytes(backend: BackendKind, model: &ModelSpec, tokens: usize) -> u64 {
-    if !backend.materializes_scores() {
+    if backend != BackendKind::Candle {
         return 0;
     }
     let heads = model.attentions().map(|attention| attention.heads as u64).max().unwrap_or(0);

@@ -20,7 +20,6 @@ use crate::memory::training_shape::TrainingShape;
 
 /// Maximum number of modules of a group in launches over its adapters.
 pub(in crate::backends) const MAX_MODULES: usize = 4;
-/// Maximum rows of the few-row kernels.
 const MAX_FEW_ROWS: usize = 64;
 /// The same limit for weights in the compute format without adapters; with more rows the library's GEMM is as fast.
 const MAX_FEW_DENSE_ROWS: usize = 8;
@@ -121,7 +120,6 @@ pub(in crate::backends) struct Tile {
     pub stages: usize,
 }
 
-/// The decisions about one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backends) struct Route {
     /// Whether all experts of a stack are multiplied in one launch; otherwise they run one after the other.
@@ -156,7 +154,6 @@ pub(in crate::backends) struct Route {
 }
 
 impl Route {
-    /// Decides the route of a group.
     pub(in crate::backends) fn new(group: &GroupShape, context: RouteContext) -> Self {
         let GroupShape { in_features, ref modules, has_dropout, is_stack } = *group;
         let RouteContext { compute, gemms, shared_bytes, forward_rows, .. } = context;
@@ -195,6 +192,9 @@ impl Route {
         let may_pass_input = is_appended && reads_whole_input && !is_stack;
         let is_passed = may_pass_input && adapted.len() == 1;
         let passes_d_a = reads_whole_input && adapted.len() == 1 && only_adapters_train && !is_stack;
+        let half = out_features / 2;
+        let are_halves =
+            matches!(&adapted[..], [gate, up] if gate.columns == (0..half) && up.columns == (half..out_features));
         let is_quantized = modules.iter().all(ModuleShape::is_quantized);
         let is_written_out = is_appended || is_grouped;
         let weight = match &modules[..] {
@@ -219,7 +219,7 @@ impl Route {
             copy_pass: of_tile.filter(|_| is_passed),
             gated_pass: of_gated.filter(|_| is_passed),
             d_a_pass: of_gated.filter(|_| passes_d_a),
-            is_gate_up: is_appended && fits_output && is_gated_tile && are_halves(&adapted, out_features),
+            is_gate_up: is_appended && fits_output && is_gated_tile && are_halves,
             scales_low_rank: output_pass.is_some() && compute == FloatType::Bf16 && !has_dropout && only_adapters_train,
         }
     }
@@ -273,13 +273,11 @@ pub(super) fn planned_groups(model: &ModelSpec, training: &TrainingShape, layer:
     model.groups(layer).into_iter().map(planned).collect()
 }
 
-/// Returns those of all layers.
 pub(super) fn all_planned(model: &ModelSpec, training: &TrainingShape) -> Vec<Planned> {
     (0..model.layers.len()).flat_map(|layer| planned_groups(model, training, layer)).collect()
 }
 
 impl GroupShape {
-    /// Describes a group of a run.
     pub(in crate::backends) fn planned(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> Self {
         let (lora, storage) = (training.lora.as_ref(), training.storage());
         let module = |module: &ModuleSpec| {
@@ -298,7 +296,6 @@ impl GroupShape {
         Self { in_features: group.in_features, modules, has_dropout, is_stack: group.experts.is_some() }
     }
 
-    /// Returns the total width of the outputs.
     pub(super) fn out_features(&self) -> usize {
         self.modules.last().map_or(0, |module| module.columns.end)
     }
@@ -308,7 +305,6 @@ impl GroupShape {
         self.modules.iter().any(|module| module.storage != Format::Float(compute))
     }
 
-    /// Iterates over the modules that have adapters.
     pub(super) fn adapted(&self) -> impl Iterator<Item = &ModuleShape> {
         self.modules.iter().filter(|module| module.rank > 0)
     }
@@ -364,12 +360,6 @@ fn few_rows(group: &GroupShape, context: RouteContext) -> usize {
         (true, false) if context.keeps_weights => MAX_FEW_KEPT_ROWS,
         (true, false) => MAX_FEW_ROWS,
     }
-}
-
-/// Returns whether two modules with adapters compute one half of the outputs each.
-fn are_halves(adapted: &[&ModuleShape], out_features: usize) -> bool {
-    let half = out_features / 2;
-    matches!(adapted, [gate, up] if gate.columns == (0..half) && up.columns == (half..out_features))
 }
 
 #[cfg(test)]
@@ -433,7 +423,6 @@ mod tests {
         group
     }
 
-    /// Returns the names of a route's passes.
     fn passes(route: &Route) -> String {
         let passes = [
             ("grouped", route.is_grouped),
@@ -454,7 +443,10 @@ mod tests {
         let columns = |columns| Appended { columns };
         let [bf16, f32] = [FloatType::Bf16, FloatType::F32].map(Format::Float);
         let [in_f16, in_f32] = [FloatType::F16, FloatType::F32].map(|compute| RouteContext { compute, ..H100 });
+        let codes_in_f32 = RouteContext { compute: FloatType::F32, ..IN_FP8 };
         let old_card = RouteContext { shared_bytes: 49_152, ..H100 };
+        let ada = RouteContext { has_wgmma: false, ..IN_FP8 };
+        let half = group(4096, NF4, &[(64, 16), (64, 0)]);
         for (name, group, context, weight, adapters, few_rows, expected) in [
             ("qkv", qkv(NF4, 16), H100, WrittenOut, columns(48), 64, "output scaled"),
             ("gate, up", gate_up(16), H100, WrittenOut, columns(32), 64, "output gate_up scaled"),
@@ -465,15 +457,7 @@ mod tests {
             ("rank 64", qkv(NF4, 64), H100, WrittenOut, columns(192), 64, ""),
             ("rank 256", qkv(NF4, 256), H100, WrittenOut, Separate, 64, ""),
             ("few inputs", group(64, NF4, &[(64, 16)]), H100, WrittenOut, Separate, 64, "output d_a scaled"),
-            (
-                "half",
-                group(4096, NF4, &[(64, 16), (64, 0)]),
-                H100,
-                WrittenOut,
-                columns(16),
-                64,
-                "output copy gated d_a scaled",
-            ),
+            ("half", half, H100, WrittenOut, columns(16), 64, "output copy gated d_a scaled"),
             ("odd columns", group(4096, NF4, &[(44, 16), (44, 16)]), H100, WrittenOut, columns(32), 64, ""),
             ("odd inputs", group(4100, NF4, &[(64, 16)]), H100, WrittenOut, columns(16), 0, "output scaled"),
             ("dropout", dropped(down(16)), H100, WrittenOut, columns(16), 0, "output"),
@@ -496,16 +480,8 @@ mod tests {
             // Expert by expert.
             ("experts, fp8, 776", experts(776, 16), IN_FP8, Codes, InCodes, 0, ""),
             ("experts, fp8, rank 12", experts(768, 12), IN_FP8, Codes, InCodes, 0, ""),
-            (
-                "experts, fp8, f32",
-                experts(768, 16),
-                RouteContext { compute: FloatType::F32, ..IN_FP8 },
-                Codes,
-                InCodes,
-                0,
-                "",
-            ),
-            ("experts, fp8, Ada", experts(768, 16), RouteContext { has_wgmma: false, ..IN_FP8 }, Codes, InCodes, 0, ""),
+            ("experts, fp8, f32", experts(768, 16), codes_in_f32, Codes, InCodes, 0, ""),
+            ("experts, fp8, Ada", experts(768, 16), ada, Codes, InCodes, 0, ""),
         ] {
             let route = Route::new(&group, context);
             let got = (route.weight, route.adapters, super::few_rows(&group, context), passes(&route));

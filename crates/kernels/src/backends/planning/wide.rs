@@ -17,7 +17,6 @@ const TOKENS: [usize; 2] = [512, 16];
 /// The number of a tile's keys is a multiple of this where there are as many, so that few GEMMs differ.
 pub(in crate::backends) const KEY_STEP: usize = 64;
 
-/// Sizes of the tiles of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backends) struct WideTiles {
     /// Tokens of a tile; each has a query for every head that shares a key.
@@ -39,7 +38,6 @@ impl WideTiles {
         Self { tokens: of_tile, keys: keys(of_tile), group }
     }
 
-    /// Returns the scores of a tile.
     pub(in crate::backends) fn scores(&self) -> usize {
         self.tokens * self.group * self.keys
     }

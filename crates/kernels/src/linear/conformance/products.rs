@@ -5,7 +5,7 @@
 use burn_tensor::Tensor;
 
 use super::Reference;
-use super::scenario::{Base, Both, Extras, compare_modules, group};
+use super::scenario::{ADAPTER, BIASED, Base, Both, NOTHING, compare_modules, group};
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::linear::product::{self, GradientOperands, Product, Side};
@@ -13,13 +13,11 @@ use crate::linear::{Group, LinearOps};
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     let (inputs, outputs) = (check.case.hidden_size, check.case.intermediate_size);
-    let adapter = Extras { adapter: true, ..Extras::default() };
-    let biased = Extras { bias: true, trained_bias: true, ..adapter };
     for (name, modules) in check.variants([
-        ("one", vec![(Base::NF4, adapter)]),
-        ("quantized", vec![(Base::NF4, adapter), (Base::NF4, Extras::default()), (Base::NF4, biased)]),
-        ("dense", vec![(Base::Dense, biased); 2]),
-        ("trained", vec![(Base::New, biased), (Base::AddTo, Extras::default())]),
+        ("one", vec![(Base::NF4, ADAPTER)]),
+        ("quantized", vec![(Base::NF4, ADAPTER), (Base::NF4, NOTHING), (Base::NF4, BIASED)]),
+        ("dense", vec![(Base::Dense, BIASED); 2]),
+        ("trained", vec![(Base::New, BIASED), (Base::AddTo, NOTHING)]),
     ]) {
         let widths = [outputs, inputs, outputs];
         let widths = &widths[..modules.len()];

@@ -37,14 +37,18 @@ impl Base {
 }
 
 /// Parts of a module in addition to its weight.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct Extras {
     pub(super) adapter: bool,
     pub(super) bias: bool,
     pub(super) trained_bias: bool,
-    /// Whether the adapter has magnitudes.
     pub(super) magnitude: bool,
 }
+
+pub(super) const NOTHING: Extras = Extras { adapter: false, bias: false, trained_bias: false, magnitude: false };
+pub(super) const ADAPTER: Extras = Extras { adapter: true, ..NOTHING };
+/// With a bias that trains.
+pub(super) const BIASED: Extras = Extras { bias: true, trained_bias: true, ..ADAPTER };
 
 /// Builds one module per entry of `widths`, in column order, over `parts`.
 pub(super) fn group<B: Kernels>(
@@ -105,12 +109,9 @@ fn module<B: Kernels>(
     let (weight_gradient, expected_gradient) = match base {
         Base::Quantized(_) | Base::Dense => (WeightGradient::Frozen, WeightGradient::Frozen),
         Base::New => (WeightGradient::New, WeightGradient::New),
-        Base::AddTo => {
-            let earlier = check.random_f32(shape, 1.0);
-            (WeightGradient::AddTo(earlier.0), WeightGradient::AddTo(earlier.1))
-        }
-        Base::Narrow => {
-            let earlier = check.random_in(DType::BF16, shape, 1.0);
+        Base::AddTo | Base::Narrow => {
+            let dtype = if base == Base::Narrow { DType::BF16 } else { DType::F32 };
+            let earlier = check.random_in(dtype, shape, 1.0);
             (WeightGradient::AddTo(earlier.0), WeightGradient::AddTo(earlier.1))
         }
     };
@@ -155,7 +156,7 @@ fn weight<B: Kernels>(
     shape: [usize; 2],
     matrices: usize,
 ) -> Both<Weight<B>, Weight<Reference>> {
-    match base {
+    let (weight, expected) = match base {
         Base::Quantized(format) => {
             let (_, values) = check.random_f32(shape, 0.1);
             let host: Vec<f32> = values.into_data().to_vec().expect("the values are f32");
@@ -164,18 +165,20 @@ fn weight<B: Kernels>(
                 quantized.scales.block = BlockScales::Float(quantized.scales.block.values());
             }
             let expected = QuantizedWeight::<Reference>::upload(&quantized, &check.cpu);
-            (Weight::Quantized(QuantizedWeight::<B>::upload(&quantized, check.device)), Weight::Quantized(expected))
+            let weight = QuantizedWeight::<B>::upload(&quantized, check.device);
+            return (Weight::Quantized(weight), Weight::Quantized(expected));
         }
-        Base::Dense => {
-            let (weight, expected) = check.random(shape, 0.1);
-            (Weight::Dense(weight), Weight::Dense(expected))
-        }
-        Base::New | Base::AddTo | Base::Narrow => {
-            let dtype = if base == Base::Narrow { DType::BF16 } else { DType::F32 };
-            let (weight, expected) = check.random_in(dtype, shape, 0.1);
-            (Weight::Dense(weight), Weight::Dense(expected))
-        }
-    }
+        Base::Dense => check.random(shape, 0.1),
+        Base::New | Base::AddTo => check.random_f32(shape, 0.1),
+        Base::Narrow => check.random_in(DType::BF16, shape, 0.1),
+    };
+    (Weight::Dense(weight), Weight::Dense(expected))
+}
+
+/// Builds the prologue of a gated activation.
+pub(super) fn gated<B: Kernels>([gate, up]: [Pair<B, 2>; 2]) -> Both<Prologue<B>, Prologue<Reference>> {
+    let activation = Activation::Silu;
+    (Prologue::Gated { gate: gate.0, up: up.0, activation }, Prologue::Gated { gate: gate.1, up: up.1, activation })
 }
 
 pub(super) fn norm<B: Kernels>(
@@ -237,7 +240,6 @@ impl<B: Kernels> Scenario<B> {
         Self { group, prologue, epilogue, d_outputs, d_residual: None }
     }
 
-    /// Adds a gradient on the residual path.
     pub(super) fn with_residual_path(mut self, check: &mut Check<'_, B>) -> Self {
         self.d_residual = Some(check.random([check.case.tokens(), self.group.0.in_features()], 1.0));
         self
@@ -259,33 +261,23 @@ impl<B: Kernels> Scenario<B> {
                     saved = ProjectSaved::of_inputs(self.prologue.0.clone(), saved.low_rank);
                     expected = ProjectSaved::of_inputs(self.prologue.1.clone(), expected.low_rank);
                 }
-                self.run_backward(check, name, *saved, *expected);
+                let (d_outputs, expected_d_outputs) = self.d_outputs.iter().cloned().unzip();
+                let (d_residual, expected_d_residual) = self.d_residual.clone().unzip();
+                let mut grads = B::project_backward(*saved, self.group.0.clone(), d_outputs, d_residual);
+                for (module, found) in self.group.0.modules.iter().zip(&mut grads.modules) {
+                    let WeightGradient::AddTo(sum) = &module.weight_gradient else { continue };
+                    let is_like = found.weight.as_ref().is_none_or(|weight| weight.dtype() == sum.dtype());
+                    check.same(&format!("project_backward ({name}): format of a sum"), is_like);
+                    found.weight = found.weight.take().map(|weight| weight.cast(DType::F32));
+                }
+                let group = self.group.1.clone();
+                let expected = linear::project_backward(*expected, group, expected_d_outputs, expected_d_residual);
+                compare(check, &format!("project_backward ({name})"), grads, expected);
             }
         }
         for (d_output, expected) in self.d_outputs {
             check.compare(&format!("project_backward ({name}): a copy of its input"), d_output, expected);
         }
-    }
-
-    fn run_backward(
-        &self,
-        check: &mut Check<'_, B>,
-        name: &str,
-        saved: ProjectSaved<B>,
-        expected_saved: ProjectSaved<Reference>,
-    ) {
-        let (d_outputs, expected_d_outputs) = self.d_outputs.iter().cloned().unzip();
-        let (d_residual, expected_d_residual) = self.d_residual.clone().unzip();
-        let mut grads = B::project_backward(saved, self.group.0.clone(), d_outputs, d_residual);
-        for (module, found) in self.group.0.modules.iter().zip(&mut grads.modules) {
-            if let (WeightGradient::AddTo(sum), Some(weight)) = (&module.weight_gradient, found.weight.take()) {
-                check.same(&format!("project_backward ({name}): format of a sum"), weight.dtype() == sum.dtype());
-                found.weight = Some(weight.cast(DType::F32));
-            }
-        }
-        let group = self.group.1.clone();
-        let expected = linear::project_backward(expected_saved, group, expected_d_outputs, expected_d_residual);
-        compare(check, &format!("project_backward ({name})"), grads, expected);
     }
 }
 

@@ -35,70 +35,9 @@ fn run(
 }
 
 #[test]
-fn gradients_of_weight_bias_adapter_and_input_equal_autodiff() {
-    let (x, dy) = (random::<Plain, 2>(1, [TOKENS, INPUT]), random(5, [TOKENS, 40]));
-    let (weight, bias) = (random::<Plain, 2>(2, [40, INPUT]), random::<Plain, 1>(6, [40]));
-    let (a, b) = (random::<Plain, 2>(3, [4, INPUT]), random::<Plain, 2>(4, [40, 4]));
-    let (rx, rw, rb) = (leaf(&x), leaf(&weight), leaf(&bias));
-    let recorded_pair = Adapter::<Recorded> { a: leaf(&a), b: leaf(&b), scale: SCALE, magnitude: None };
-    let recorded = Module {
-        bias: Some(Bias { value: rb.clone(), trains: true }),
-        adapter: Some(recorded_pair.clone()),
-        ..module(0..40, Weight::Dense(rw.clone()))
-    };
-    let group = grouped(vec![recorded], vec![40]);
-    let (outputs, saved) = project(Prologue::None { x: rx.clone() }, &group, Epilogue::None, Keep::Nothing);
-    assert!(saved.is_none());
-    let expected = recorded_backward(outputs.into_iter().next().unwrap(), &dy);
-
-    let trained = Module {
-        weight_gradient: WeightGradient::New,
-        bias: Some(Bias { value: bias, trains: true }),
-        adapter: Some(Adapter { a, b, scale: SCALE, magnitude: None }),
-        ..module(0..40, Weight::Dense(weight))
-    };
-    let group = grouped(vec![trained], vec![40]);
-    let mut grads = run(Prologue::None { x }, group, vec![dy], None);
-    let module = grads.modules.remove(0);
-    assert_close(grads.input.plain(), rx.grad(&expected).unwrap(), 1e-5);
-    assert_close(module.weight.unwrap(), rw.grad(&expected).unwrap(), 1e-5);
-    assert_close(module.bias.unwrap(), rb.grad(&expected).unwrap(), 1e-5);
-    let (da, db) = module.adapter.unwrap();
-    assert_close(da, recorded_pair.a.grad(&expected).unwrap(), 1e-5);
-    assert_close(db, recorded_pair.b.grad(&expected).unwrap(), 1e-5);
-}
-
-#[test]
-fn gradients_under_dropout_equal_autodiff_and_the_weight_reads_what_is_dropped() {
-    let (x, dy) = (random::<Plain, 2>(1, [TOKENS, INPUT]), random(5, [TOKENS, 40]));
-    let (weight, a, b) = (random::<Plain, 2>(2, [40, INPUT]), random::<Plain, 2>(3, [4, INPUT]), random(4, [40, 4]));
-    let (rx, ra, rb) = (leaf(&x), leaf(&a), leaf(&b));
-    let dropout = Dropout::new(0.4, 9);
-    let factors =
-        Tensor::<Recorded, 1>::from_floats(dropout.unwrap().factors([TOKENS, INPUT]).as_slice(), &rx.device());
-    let read = rx.clone().mul(factors.reshape([TOKENS, INPUT]));
-    let adapted = read.matmul(ra.clone().transpose()).matmul(rb.clone().transpose()).mul_scalar(SCALE);
-    let y = rx.clone().matmul(leaf(&weight).transpose()).add(adapted);
-    let expected = recorded_backward(y.clone(), &dy);
-
-    let module = Module {
-        adapter: Some(Adapter { a, b, scale: SCALE, magnitude: None }),
-        ..module(0..40, Weight::Dense(weight))
-    };
-    let dropout = dropout.map(Mask::from);
-    let group = Group { modules: vec![module], parts: vec![40], gemms: GemmFormat::Compute, dropout, rows: None };
-    let (outputs, _) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Nothing);
-    assert_close(outputs.into_iter().next().unwrap(), y.inner(), 1e-5);
-    let mut grads = run(Prologue::None { x }, group, vec![dy], None);
-    let (da, db) = grads.modules.remove(0).adapter.unwrap();
-    assert_close(grads.input.plain(), rx.grad(&expected).unwrap(), 1e-5);
-    assert_close(da, ra.grad(&expected).unwrap(), 1e-5);
-    assert_close(db, rb.grad(&expected).unwrap(), 1e-5);
-}
-
-#[test]
-fn gradients_under_magnitudes_equal_autodiff_with_the_norms_held_constant() {
-    for dropout in [None, Dropout::new(0.4, 9)] {
+fn gradients_of_a_module_equal_autodiff_with_the_norms_of_magnitudes_held_constant() {
+    let mask = Dropout::new(0.4, 9);
+    for (dropout, has_magnitude) in [(None, false), (mask, false), (None, true), (mask, true)] {
         let (x, dy) = (random::<Plain, 2>(1, [TOKENS, INPUT]), random(5, [TOKENS, 40]));
         let (weight, a, b) =
             (random::<Plain, 2>(2, [40, INPUT]), random::<Plain, 2>(3, [4, INPUT]), random(4, [40, 4]));
@@ -110,11 +49,12 @@ fn gradients_under_magnitudes_equal_autodiff_with_the_norms_held_constant() {
         let factors = dropout.map_or(ones, |dropout| dropout.factors([TOKENS, INPUT]));
         let factors = Tensor::<Recorded, 1>::from_floats(factors.as_slice(), &rx.device());
         let read = rx.clone().mul(factors.reshape([TOKENS, INPUT]));
-        // This is PEFT's formula.
-        let c: Tensor<Recorded, 2> = rm.clone().div(norm.clone()).unsqueeze();
+        // This is PEFT's formula; without a magnitude, `c` is one.
+        let c = if has_magnitude { rm.clone().div(norm.clone()) } else { norm.ones_like() };
+        let c: Tensor<Recorded, 2> = c.unsqueeze();
         let lora = read.clone().matmul(ra.clone().transpose()).matmul(rb.clone().transpose()).mul_scalar(SCALE);
         let base = read.matmul(rw.clone().transpose());
-        let plain = rx.clone().matmul(rw.transpose());
+        let plain = rx.clone().matmul(rw.clone().transpose());
         let y = plain.add(base.mul(c.clone().sub_scalar(1.0))).add(lora.mul(c)).add(leaf(&bias).unsqueeze());
         let expected = recorded_backward(y.clone(), &dy);
 
@@ -122,9 +62,13 @@ fn gradients_under_magnitudes_equal_autodiff_with_the_norms_held_constant() {
         let weight = Weight::Dense(weight);
         let norm_of_all = Plain::adapted_norms(&weight, &Plain::row_squares(&weight, DType::F32), &pair, DType::F32);
         assert_close(norm_of_all.clone(), norm.inner(), 1e-6);
-        pair.magnitude = Some(Magnitude { value: m, norm: norm_of_all });
-        let module =
-            Module { adapter: Some(pair), bias: Some(Bias { value: bias, trains: true }), ..module(0..40, weight) };
+        pair.magnitude = has_magnitude.then_some(Magnitude { value: m, norm: norm_of_all });
+        let module = Module {
+            weight_gradient: if has_magnitude { WeightGradient::Frozen } else { WeightGradient::New },
+            adapter: Some(pair),
+            bias: Some(Bias { value: bias, trains: true }),
+            ..module(0..40, weight)
+        };
         let dropout = dropout.map(Mask::from);
         let group = Group { modules: vec![module], parts: vec![40], gemms: GemmFormat::Compute, dropout, rows: None };
         let (outputs, _) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Nothing);
@@ -135,7 +79,13 @@ fn gradients_under_magnitudes_equal_autodiff_with_the_norms_held_constant() {
         assert_close(grads.input.plain(), rx.grad(&expected).unwrap(), 1e-5);
         assert_close(da, ra.grad(&expected).unwrap(), 1e-5);
         assert_close(db, rb.grad(&expected).unwrap(), 1e-5);
-        assert_close(module.magnitude.unwrap(), rm.grad(&expected).unwrap(), 1e-5);
+        assert_eq!([module.magnitude.is_some(), module.weight.is_none()], [has_magnitude; 2]);
+        if let Some(d_weight) = module.weight {
+            assert_close(d_weight, rw.grad(&expected).unwrap(), 1e-5);
+        }
+        if let Some(d_magnitude) = module.magnitude {
+            assert_close(d_magnitude, rm.grad(&expected).unwrap(), 1e-5);
+        }
         assert_close(module.bias.unwrap(), dy.sum_dim(0).squeeze_dim(0), 1e-5);
     }
 }
@@ -153,7 +103,6 @@ fn gradients_through_norm_head_norms_and_rotation_equal_autodiff() {
     }
 }
 
-/// Returns the same tables for autodiff.
 fn recorded(tables: &RotaryTables<Plain>) -> RotaryTables<Recorded> {
     RotaryTables {
         cos: Tensor::from_inner(tables.cos.clone()),
@@ -296,24 +245,6 @@ fn rotating_back_undoes_rotating() {
     let tables = RotaryTables::new(angles.clone().cos(), angles.sin());
     let x = random::<Plain, 2>(2, [6, 16]);
     assert_close(rotary(rotary(x.clone(), &tables, 8, false), &tables, 8, true), x, 1e-5);
-}
-
-#[test]
-fn input_gradients_of_modules_that_share_an_input_add_up() {
-    let (x, first, second) = (random::<Plain, 2>(1, [5, INPUT]), random(2, [5, 40]), random(3, [5, 16]));
-    let weights = [Weight::Dense(random(4, [40, INPUT])), Weight::Dense(random(5, [16, INPUT]))];
-    let alone = |weight: &Weight<Plain>, dy: &Tensor<Plain, 2>| {
-        let width = dy.dims()[1];
-        let group = grouped(vec![module(0..width, weight.clone())], vec![width]);
-        run(Prologue::None { x: x.clone() }, group, vec![dy.clone()], None).input.plain()
-    };
-    let expected = alone(&weights[0], &first).add(alone(&weights[1], &second));
-    let [left, right] = weights;
-    let group = grouped(vec![module(0..40, left), module(40..56, right)], vec![40, 16]);
-    let together = run(Prologue::None { x: x.clone() }, group, vec![first, second], None);
-    assert_eq!(together.modules.len(), 2);
-    assert!(together.modules.iter().all(|module| module.weight.is_none() && module.adapter.is_none()));
-    assert_close(together.input.plain(), expected, 1e-6);
 }
 
 #[test]

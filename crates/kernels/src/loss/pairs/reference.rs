@@ -51,7 +51,15 @@ pub fn pair_loss<B: Backend>(
     let [chosen, rejected] = log_probs;
     let [all_chosen, _] = all;
     let numbers = [loss_p, all_chosen.neg(), chosen_reward, rejected_reward, correct, chosen, rejected];
-    let weights_m = target_weights(gradients, targets, weights);
+    let of_document = |chosen: Tensor<B, 1>, rejected: Tensor<B, 1>| {
+        let values = Tensor::stack::<2>(vec![chosen, rejected], 1).reshape([2 * pairs]);
+        values.select(0, targets.documents_m.clone())
+    };
+    let [d_chosen, d_rejected] = gradients;
+    // The weight of the chosen answer's own cross entropy.
+    let nll = Tensor::full([pairs], weights.nll_factor, (&d_chosen.device(), DType::F32));
+    let of_answers = weighted(of_document(d_chosen.neg(), d_rejected.neg()), targets.answers_m.clone());
+    let weights_m = weighted(of_answers.add(of_document(nll.clone(), nll.zeros_like())), weights.factor);
     PairResult { weights_m, numbers: Tensor::cat(numbers.map(Tensor::sum).to_vec(), 0) }
 }
 
@@ -132,23 +140,6 @@ fn one_minus_exp<B: Backend>(x: Tensor<B, 1>) -> Tensor<B, 1> {
     let plain = x.clone().exp().neg().add_scalar(1.0);
     let is_near = x.greater_elem(-SERIES_BELOW);
     plain.mask_where(is_near, series).clamp_min(LEAST)
-}
-
-/// Computes the weight of each target: minus the derivative of its answer, plus the weight of the chosen answer's own cross entropy.
-fn target_weights<B: Backend>(
-    [chosen, rejected]: [Tensor<B, 1>; 2],
-    targets: &PairTargets<B>,
-    weights: PairWeights<B>,
-) -> Tensor<B, 1> {
-    let (pairs, device) = (targets.pairs, chosen.device());
-    let of_document = |chosen: Tensor<B, 1>, rejected: Tensor<B, 1>| {
-        let values = Tensor::stack::<2>(vec![chosen, rejected], 1).reshape([2 * pairs]);
-        values.select(0, targets.documents_m.clone())
-    };
-    let of_answers = weighted(of_document(chosen.neg(), rejected.neg()), targets.answers_m.clone());
-    let nll = Tensor::full([pairs], weights.nll_factor, (&device, DType::F32));
-    let sum = of_answers.add(of_document(nll.clone(), nll.zeros_like()));
-    weighted(sum, weights.factor)
 }
 
 #[cfg(all(test, feature = "flex"))]

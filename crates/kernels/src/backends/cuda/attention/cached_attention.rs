@@ -73,7 +73,9 @@ impl Device {
         let queries = cached_queries(spec.head_dim);
         let blocks = spec.kv_heads * (spec.heads / spec.kv_heads).div_ceil(queries);
         let seen = spec.window.unwrap_or(usize::MAX).min(counted(tokens.longest()));
-        let part_keys = self.keys_per_block(blocks * q.rows, seen);
+        // The split that turns the blocks over all keys into enough to keep the device busy.
+        let enough = (BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors).div_ceil((blocks * q.rows).max(1));
+        let part_keys = seen.div_ceil(enough).max(MIN_PART_KEYS).min(seen.max(1));
         let splits = seen.div_ceil(part_keys);
         let parts = match splits {
             1 => 0,
@@ -106,12 +108,6 @@ impl Device {
             unsafe { self.launch(launch("cached_attention_combine", shape, 2 * o.bytes()), &arguments) };
         }
         tensor(o.tensor)
-    }
-
-    /// Returns the keys of a query per block: the split that turns `blocks` blocks over all keys into enough to keep the device busy.
-    fn keys_per_block(&self, blocks: usize, keys: usize) -> usize {
-        let parts = (BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors).div_ceil(blocks.max(1));
-        keys.div_ceil(parts).max(MIN_PART_KEYS).min(keys.max(1))
     }
 
     pub(crate) fn most_probable(&self, logits: &MatrixView) -> Tensor<Cuda, 1, Int> {

@@ -15,7 +15,6 @@ pub(crate) struct Library {
     pub(super) refuses_forward: Cell<bool>,
     pub(super) refuses_backward: Cell<bool>,
     pub(crate) limits: Cell<CudnnLimits>,
-    /// Whether gradients are added in a fixed order.
     pub(crate) in_order: Cell<bool>,
 }
 

@@ -21,13 +21,6 @@ use crate::backends::cuda::engine::{
 };
 use crate::backends::planning::wide::{FUSED_HEAD_DIM, KEY_STEP, WideTiles};
 
-/// A key head in a pass: its query heads, one row per token and head, and its keys and values, one row per token.
-struct KeyHead {
-    q: DeviceBlock,
-    k: DeviceBlock,
-    v: DeviceBlock,
-}
-
 /// Queries of consecutive tokens, and the keys that one of them sees.
 struct Tile {
     tokens: Range<usize>,
@@ -82,7 +75,7 @@ impl Device {
     pub(super) fn wide_forward(
         &self,
         sizes: &Sizes,
-        inputs: Inputs<'_>,
+        [q, k, v]: Inputs<'_>,
         o: &MatrixView,
         log_sum_exp: &MatrixView,
         documents: &Documents<Cuda>,
@@ -90,12 +83,13 @@ impl Device {
         let scores = self.wide_scores(sizes, o.dtype, documents, false);
         let starts = self.document_starts(documents);
         for head in 0..sizes.key_value_heads {
-            let (of_head, _owner) = self.key_head(sizes, inputs, head);
-            let (out, _owner) = self.query_rows(sizes, o, head);
+            let (queries, _owner) = self.copied_queries(sizes, q, head);
+            let keys_and_values = [k, v].map(|x| sizes.columns_of(head, x.block));
+            let (out, _out_owner) = self.query_rows(sizes, o, head);
             for tile in tiles(sizes, documents, &scores.tiles) {
                 let (s, p) = (scores.wide(0, &tile), scores.rounded(1, 0, &tile));
-                let [k, v] = [of_head.k, of_head.v].map(|x| x.rows(tile.keys.start, tile.keys.len()));
-                let [q, out] = [of_head.q, out].map(|x| x.rows(tile.rows.start, tile.rows.len()));
+                let [k, v] = keys_and_values.map(|x| x.rows(tile.keys.start, tile.keys.len()));
+                let [q, out] = [queries, out].map(|x| x.rows(tile.rows.start, tile.rows.len()));
                 self.plain_gemm(Gemm::forward("attention scores", q, k), s);
                 let arguments = arguments! {
                     p: rows(&p), lse: rows(log_sum_exp), s: rows(&s), starts: rows(&starts), stride: long(s.stride),
@@ -118,7 +112,7 @@ impl Device {
     pub(super) fn wide_backward(
         &self,
         sizes: &Sizes,
-        BackwardInputs { forward, o, d_o, log_sum_exp }: BackwardInputs<'_>,
+        BackwardInputs { forward: [q, k, v], o, d_o, log_sum_exp }: BackwardInputs<'_>,
         [dq, dk, dv]: &Gradients,
         documents: &Documents<Cuda>,
     ) {
@@ -126,7 +120,8 @@ impl Device {
         let starts = self.document_starts(documents);
         let [dk_sum, dv_sum] = [(); 2].map(|()| self.empty_matrix(sizes.tokens, sizes.head_dim, DType::F32));
         for head in 0..sizes.key_value_heads {
-            let (of_head, _owner) = self.key_head(sizes, forward, head);
+            let (queries, _owner) = self.copied_queries(sizes, q, head);
+            let [keys, values] = [k, v].map(|x| sizes.columns_of(head, x.block));
             let ((d_out, _d_out_owner), (d_query, _d_query_owner)) =
                 (self.copied_queries(sizes, d_o, head), self.query_rows(sizes, dq, head));
             [&dk_sum, &dv_sum].into_iter().for_each(|sum| self.fill_zero(sum.block));
@@ -134,9 +129,9 @@ impl Device {
                 let [s, d_p] = [0, 1].map(|part| scores.wide(part, &tile));
                 let [p, d_s] = [0, 1].map(|part| scores.rounded(2, part, &tile));
                 let of_keys = |x: DeviceBlock| x.rows(tile.keys.start, tile.keys.len());
-                let [k, v, dk_sum, dv_sum] = [of_head.k, of_head.v, dk_sum.block, dv_sum.block].map(of_keys);
+                let [k, v, dk_sum, dv_sum] = [keys, values, dk_sum.block, dv_sum.block].map(of_keys);
                 let of_rows = |x: DeviceBlock| x.rows(tile.rows.start, tile.rows.len());
-                let [q, d_out, d_query] = [of_head.q, d_out, d_query].map(of_rows);
+                let [q, d_out, d_query] = [queries, d_out, d_query].map(of_rows);
                 self.plain_gemm(Gemm::forward("attention scores", q, k), s);
                 self.plain_gemm(Gemm::forward("attention scores", d_out, v), d_p);
                 let arguments = arguments! {
@@ -187,12 +182,6 @@ impl Device {
         DeviceBlock::dense(address, [1, tokens], DType::F32)
     }
 
-    fn key_head(&self, sizes: &Sizes, [q, k, v]: Inputs<'_>, number: usize) -> (KeyHead, Option<MatrixView>) {
-        let (q, owner) = self.copied_queries(sizes, q, number);
-        let [k, v] = [k, v].map(|x| sizes.columns_of(number, x.block));
-        (KeyHead { q, k, v }, owner)
-    }
-
     /// Returns the rows of the query heads of a key head, copied unless they lie without gaps.
     fn copied_queries(&self, sizes: &Sizes, x: &MatrixView, head: usize) -> (DeviceBlock, Option<MatrixView>) {
         let (rows, owner) = self.query_rows(sizes, x, head);
@@ -219,7 +208,6 @@ impl Device {
     }
 }
 
-/// Cuts the tokens into tiles.
 fn tiles(sizes: &Sizes, documents: &Documents<Cuda>, of: &WideTiles) -> Vec<Tile> {
     let starts: Vec<usize> = documents.ranges().map(|range| range.start).collect();
     let tile = |first: usize| {

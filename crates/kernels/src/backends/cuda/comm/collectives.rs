@@ -19,7 +19,6 @@ pub(crate) struct Collectives {
     /// Created by the first operation; a job of one rank never creates it.
     stream: OnceCell<Stream>,
     in_flight: RefCell<Vec<InFlight>>,
-    /// Ticket of the next operation.
     ticket: Cell<u64>,
     /// Around the engine's waits for other ranks.
     waits: RefCell<Vec<Span>>,

@@ -78,21 +78,6 @@ pub(in crate::backends) fn connect(ranks: &Communicator, device: &CudaDevice) ->
     Ok(format!("NCCL {major}.{minor}.{patch}"))
 }
 
-/// Submits an operation between devices to the side stream of `collectives.rs`.
-fn on_side_stream(
-    device: &Device,
-    held: Vec<Primitive>,
-    operation: impl FnOnce(&Stream) -> Result<(), CudaError>,
-) -> Result<u64, CudaError> {
-    assert!(device.is_in_section(), "an operation between devices is ordered by the section that it is in");
-    let bytes: usize = held.iter().map(|tensor| tensor.shape().num_elements() * tensor.dtype.size()).sum();
-    let submitted = device.collectives.submit(device.stream(), held, operation);
-    if let Some((start, end)) = device.collectives.last_run() {
-        device.trace.record(COLLECTIVE, Cost { bytes: bytes as f64, ..Cost::default() }, [start, end]);
-    }
-    submitted
-}
-
 /// Returns the address of values that ranks sum, and whether they are bf16.
 fn summed(block: DeviceBlock) -> (u64, bool) {
     let is_known = [DType::F32, DType::BF16].contains(&block.dtype);
@@ -119,14 +104,18 @@ impl DeviceSide<Cuda> for Connected {
     ) -> Result<Exchange<Cuda>, CommError> {
         in_section(device, |device| {
             let parts: Vec<Part> = tensors.into_iter().map(|loan| Part::new(device, collective, loan)).collect();
-            let held = parts.iter().map(|part| part.matrix.tensor.clone()).collect();
-            let submitted = on_side_stream(device, held, |side| {
+            let held: Vec<Primitive> = parts.iter().map(|part| part.matrix.tensor.clone()).collect();
+            let bytes: usize = held.iter().map(|tensor| tensor.shape().num_elements() * tensor.dtype.size()).sum();
+            let submitted = device.collectives.submit(device.stream(), held, |side| {
                 // SAFETY: the buffers are those of the tensors, which are held until the work is done. No operation of
                 // the section touches them before its end or the exchange's, except for reading what is lent, which its
                 // root only reads too; what others receive is new. Every rank lists the same tensors and roots in the
                 // same order.
                 unsafe { self.submit(side, collective, &parts) }
             });
+            if let Some((start, end)) = device.collectives.last_run() {
+                device.trace.record(COLLECTIVE, Cost { bytes: bytes as f64, ..Cost::default() }, [start, end]);
+            }
             let ticket = submitted
                 .map_err(|error| ranks.lost(collective.name(), self.failure().unwrap_or_else(|| error.to_string())))?;
             let of = device.device().clone();

@@ -30,9 +30,25 @@ impl DeltaOps for Cuda {
             return Self::pause(&device, || reference::forward(inputs, parameters, spec, documents, start));
         };
         in_section(&device, |device| {
-            let rule = device.delta_rule(inputs.clone(), parameters, spec, sizes, documents);
-            let (states, end) = device.delta_states(&rule, start, documents.goes_on);
-            let o = device.delta_output(&rule, &states);
+            let rule = &device.delta_rule(inputs.clone(), parameters, spec, sizes, documents);
+            let (states, v) = (device.empty_states(rule), rule.values_of(&rule.qkv));
+            let start = start.map(|start| device.flat_as(start, DType::F32));
+            let end = documents.goes_on.then(|| device.empty_state(rule));
+            let arguments = arguments! {
+                states: rows(&states), corrections: rows(&rule.corrections), k_hat: rows(&rule.k_hat),
+                gates: rows(&rule.gates), inverse: rows(&rule.inverse), v: rows(&v), v_stride: long(v.stride),
+                start: address(or_null(start.as_ref())), end: address(or_null(end.as_ref())), chunks: rows(&rule.chunks),
+                documents: rows(&rule.documents),
+            };
+            device.delta_launch(rule, DeltaPart::Forward, "delta_scan", scan_blocks(rule), &rule.counts(arguments));
+            let o = device.empty_matrix(rule.tokens(), rule.value_size(), rule.qkv.dtype);
+            let arguments = arguments! {
+                o: rows(&o), q_hat: rows(&rule.q_hat), gates: rows(&rule.gates), scores: rows(&rule.scores),
+                states: rows(&states), corrections: rows(&rule.corrections), chunks: rows(&rule.chunks),
+            };
+            let blocks = [slices(rule) * rule.value_heads * rule.chunk_count, 128];
+            device.delta_launch(rule, DeltaPart::Forward, "delta_output", blocks, &rule.counts(arguments));
+            let end = end.map(|end| tensor(end.tensor));
             DeltaOutput { o: tensor(o.tensor), states: tensor(states.tensor), end }
         })
     }
@@ -54,9 +70,55 @@ impl DeltaOps for Cuda {
             });
         };
         in_section(&device, |device| {
-            let rule = device.delta_rule(inputs, parameters, spec, sizes, documents);
+            let rule = &device.delta_rule(inputs, parameters, spec, sizes, documents);
             let (states, d_o) = (device.flat(states), device.flat(d_o));
-            device.delta_backward(&rule, [&states, &d_o], d_end, documents.begins_before, parameters_train)
+            let d_end = d_end.map(|d_end| device.flat_as(d_end, DType::F32));
+            let d_start = documents.begins_before.then(|| device.empty_state(rule));
+            let (tokens, heads, dtype) = (rule.tokens(), rule.value_heads, rule.qkv.dtype);
+            let d_states = device.empty_states(rule);
+            let d_qkv = device.empty_matrix(tokens, rule.qkv.width, dtype);
+            let [da, db] = [(); 2].map(|()| device.empty_matrix(tokens, heads, dtype));
+            let value_dots = device.empty_matrix(heads, tokens, DType::F32);
+            let (v, dv) = (rule.values_of(&rule.qkv), rule.values_of(&d_qkv));
+            let arguments = arguments! {
+                d_states: rows(&d_states), dv: rows(&dv), dv_stride: long(dv.stride), q_hat: rows(&rule.q_hat),
+                k_hat: rows(&rule.k_hat), gates: rows(&rule.gates), inverse: rows(&rule.inverse),
+                scores: rows(&rule.scores), d_o: rows(&d_o), d_o_stride: long(d_o.stride), d_start: address(or_null(d_start.as_ref())),
+                d_end: address(or_null(d_end.as_ref())), chunks: rows(&rule.chunks), documents: rows(&rule.documents),
+            };
+            let blocks = scan_blocks(rule);
+            device.delta_launch(rule, DeltaPart::Backward, "delta_scan_backward", blocks, &rule.counts(arguments));
+            let arguments = arguments! {
+                corrections: rows(&rule.corrections), scores: rows(&rule.scores), inverse: rows(&rule.inverse),
+                value_dots: rows(&value_dots), k_hat: rows(&rule.k_hat), gates: rows(&rule.gates), states: rows(&states),
+                v: rows(&v), v_stride: long(v.stride), dv: rows(&dv), dv_stride: long(dv.stride), d_o: rows(&d_o),
+                d_o_stride: long(d_o.stride), chunks: rows(&rule.chunks),
+            };
+            let blocks = [heads * rule.chunk_count, 128];
+            device.delta_launch(rule, DeltaPart::Backward, "delta_pairs_backward", blocks, &rule.counts(arguments));
+            let partial = device.empty_matrix(rule.chunk_room, 2 * heads, DType::F32);
+            let arguments = arguments! {
+                d_qkv: rows(&d_qkv), d_qkv_stride: long(d_qkv.stride), da: rows(&da), da_stride: long(da.stride),
+                db: rows(&db), db_stride: long(db.stride), partial: rows(&partial), q_hat: rows(&rule.q_hat),
+                k_hat: rows(&rule.k_hat), inverse_lengths: rows(&rule.inverse_lengths), gates: rows(&rule.gates),
+                of_scores: rows(&rule.scores), of_inverse: rows(&rule.inverse), states: rows(&states), d_states: rows(&d_states),
+                corrections: rows(&rule.corrections), dv: rows(&dv), value_dots: rows(&value_dots), d_o: rows(&d_o),
+                d_o_stride: long(d_o.stride), a: rows(&rule.a), a_stride: long(rule.a.stride), a_log: rows(&rule.a_log),
+                dt_bias: rows(&rule.dt_bias), chunks: rows(&rule.chunks),
+            };
+            let threads = if rule.sizes.key_dim.is_multiple_of(32) { 256 } else { 128 };
+            let blocks = [rule.key_heads * rule.chunk_count, threads];
+            let arguments = rule.counts(arguments);
+            device.delta_launch(rule, DeltaPart::InputsBackward, "delta_inputs_backward", blocks, &arguments);
+            let of_parameters = parameters_train.then(|| {
+                let sums = device.sum_partial_rows(partial.address, rule.chunk_count, 2 * heads);
+                let sums = device.view_of(sums);
+                let [a_log, dt_bias] = [0, heads].map(|first| tensor(view(&sums, first, &[heads], vec![1])));
+                DeltaParameters { a_log, dt_bias }
+            });
+            let [qkv, a, b] = [d_qkv, da, db].map(|gradient| tensor(gradient.tensor));
+            let start = d_start.map(|d_start| tensor(d_start.tensor));
+            DeltaGradients { inputs: DeltaInputs { qkv, a, b }, parameters: of_parameters, start }
         })
     }
 }
@@ -235,94 +297,6 @@ impl Device {
         let DeltaSizes { key_dim, value_dim, .. } = rule.sizes;
         self.view_of(self.empty([rule.value_heads, key_dim, value_dim], DType::F32))
     }
-
-    /// Computes the states at the starts of chunks, and the corrections; and the state after the last document if it goes on.
-    fn delta_states(
-        &self,
-        rule: &Rule,
-        start: Option<Tensor<Cuda, 3>>,
-        goes_on: bool,
-    ) -> (MatrixView, Option<Tensor<Cuda, 3>>) {
-        let (states, v) = (self.empty_states(rule), rule.values_of(&rule.qkv));
-        let start = start.map(|start| self.flat_as(start, DType::F32));
-        let end = goes_on.then(|| self.empty_state(rule));
-        let arguments = arguments! {
-            states: rows(&states), corrections: rows(&rule.corrections), k_hat: rows(&rule.k_hat),
-            gates: rows(&rule.gates), inverse: rows(&rule.inverse), v: rows(&v), v_stride: long(v.stride),
-            start: address(or_null(start.as_ref())), end: address(or_null(end.as_ref())), chunks: rows(&rule.chunks),
-            documents: rows(&rule.documents),
-        };
-        self.delta_launch(rule, DeltaPart::Forward, "delta_scan", scan_blocks(rule), &rule.counts(arguments));
-        (states, end.map(|end| tensor(end.tensor)))
-    }
-
-    fn delta_output(&self, rule: &Rule, states: &MatrixView) -> MatrixView {
-        let o = self.empty_matrix(rule.tokens(), rule.value_size(), rule.qkv.dtype);
-        let arguments = arguments! {
-            o: rows(&o), q_hat: rows(&rule.q_hat), gates: rows(&rule.gates), scores: rows(&rule.scores),
-            states: rows(states), corrections: rows(&rule.corrections), chunks: rows(&rule.chunks),
-        };
-        let blocks = [slices(rule) * rule.value_heads * rule.chunk_count, 128];
-        self.delta_launch(rule, DeltaPart::Forward, "delta_output", blocks, &rule.counts(arguments));
-        o
-    }
-
-    fn delta_backward(
-        &self,
-        rule: &Rule,
-        [states, d_o]: [&MatrixView; 2],
-        d_end: Option<Tensor<Cuda, 3>>,
-        begins_before: bool,
-        parameters_train: bool,
-    ) -> DeltaGradients<Cuda> {
-        let d_end = d_end.map(|d_end| self.flat_as(d_end, DType::F32));
-        let d_start = begins_before.then(|| self.empty_state(rule));
-        let (tokens, heads, dtype) = (rule.tokens(), rule.value_heads, rule.qkv.dtype);
-        let d_states = self.empty_states(rule);
-        let d_qkv = self.empty_matrix(tokens, rule.qkv.width, dtype);
-        let [da, db] = [(); 2].map(|()| self.empty_matrix(tokens, heads, dtype));
-        let value_dots = self.empty_matrix(heads, tokens, DType::F32);
-        let (v, dv) = (rule.values_of(&rule.qkv), rule.values_of(&d_qkv));
-        let arguments = arguments! {
-            d_states: rows(&d_states), dv: rows(&dv), dv_stride: long(dv.stride), q_hat: rows(&rule.q_hat),
-            k_hat: rows(&rule.k_hat), gates: rows(&rule.gates), inverse: rows(&rule.inverse),
-            scores: rows(&rule.scores), d_o: rows(d_o), d_o_stride: long(d_o.stride), d_start: address(or_null(d_start.as_ref())),
-            d_end: address(or_null(d_end.as_ref())), chunks: rows(&rule.chunks), documents: rows(&rule.documents),
-        };
-        let blocks = scan_blocks(rule);
-        self.delta_launch(rule, DeltaPart::Backward, "delta_scan_backward", blocks, &rule.counts(arguments));
-        let arguments = arguments! {
-            corrections: rows(&rule.corrections), scores: rows(&rule.scores), inverse: rows(&rule.inverse),
-            value_dots: rows(&value_dots), k_hat: rows(&rule.k_hat), gates: rows(&rule.gates), states: rows(states),
-            v: rows(&v), v_stride: long(v.stride), dv: rows(&dv), dv_stride: long(dv.stride), d_o: rows(d_o),
-            d_o_stride: long(d_o.stride), chunks: rows(&rule.chunks),
-        };
-        let blocks = [heads * rule.chunk_count, 128];
-        self.delta_launch(rule, DeltaPart::Backward, "delta_pairs_backward", blocks, &rule.counts(arguments));
-        let partial = self.empty_matrix(rule.chunk_room, 2 * heads, DType::F32);
-        let arguments = arguments! {
-            d_qkv: rows(&d_qkv), d_qkv_stride: long(d_qkv.stride), da: rows(&da), da_stride: long(da.stride),
-            db: rows(&db), db_stride: long(db.stride), partial: rows(&partial), q_hat: rows(&rule.q_hat),
-            k_hat: rows(&rule.k_hat), inverse_lengths: rows(&rule.inverse_lengths), gates: rows(&rule.gates),
-            of_scores: rows(&rule.scores), of_inverse: rows(&rule.inverse), states: rows(states), d_states: rows(&d_states),
-            corrections: rows(&rule.corrections), dv: rows(&dv), value_dots: rows(&value_dots), d_o: rows(d_o),
-            d_o_stride: long(d_o.stride), a: rows(&rule.a), a_stride: long(rule.a.stride), a_log: rows(&rule.a_log),
-            dt_bias: rows(&rule.dt_bias), chunks: rows(&rule.chunks),
-        };
-        let threads = if rule.sizes.key_dim.is_multiple_of(32) { 256 } else { 128 };
-        let blocks = [rule.key_heads * rule.chunk_count, threads];
-        let arguments = rule.counts(arguments);
-        self.delta_launch(rule, DeltaPart::InputsBackward, "delta_inputs_backward", blocks, &arguments);
-        let of_parameters = parameters_train.then(|| {
-            let sums = self.sum_partial_rows(partial.address, rule.chunk_count, 2 * heads);
-            let sums = self.view_of(sums);
-            let [a_log, dt_bias] = [0, heads].map(|first| tensor(view(&sums, first, &[heads], vec![1])));
-            DeltaParameters { a_log, dt_bias }
-        });
-        let [qkv, a, b] = [d_qkv, da, db].map(|gradient| tensor(gradient.tensor));
-        let start = d_start.map(|d_start| tensor(d_start.tensor));
-        DeltaGradients { inputs: DeltaInputs { qkv, a, b }, parameters: of_parameters, start }
-    }
 }
 
 fn or_null(state: Option<&MatrixView>) -> u64 {
@@ -333,7 +307,6 @@ fn slices(rule: &Rule) -> usize {
     rule.sizes.value_dim / rule.sizes.slice
 }
 
-/// Returns blocks and threads of a scan.
 fn scan_blocks(rule: &Rule) -> [usize; 2] {
     [slices(rule) * rule.value_heads * rule.document_count, 2 * rule.sizes.slice]
 }

@@ -17,11 +17,6 @@ fn flat_grid(count: usize) -> LaunchShape {
     grid(count.div_ceil(4096), 256)
 }
 
-/// Returns a block shape for rows of `width` values, eight per thread.
-fn row_grid(rows: usize, width: usize) -> LaunchShape {
-    grid(rows, width.div_ceil(8).next_multiple_of(32).clamp(32, 256) as u32)
-}
-
 const BLOCK_ROWS: usize = 64;
 
 impl Engine {
@@ -109,13 +104,12 @@ impl Engine {
             y: rows(&to), x: rows(&from), rows: address(rows), m: int(count), d: int(to.width),
         };
         let bytes = 2 * count * to.width * to.dtype.size();
+        // Eight values per thread.
+        let shape = grid(count, to.width.div_ceil(8).next_multiple_of(32).clamp(32, 256) as u32);
         // SAFETY: both are dense; the row numbers, `count` of them, lie in the side that has more rows.
-        unsafe {
-            self.launch(Source::Elementwise.launch(to.dtype, name, row_grid(count, to.width), bytes), &arguments)
-        };
+        unsafe { self.launch(Source::Elementwise.launch(to.dtype, name, shape, bytes), &arguments) };
     }
 
-    /// Copies rows to rows with another stride.
     pub(crate) fn copy_rows(&self, from: DeviceBlock, to: DeviceBlock) {
         assert!(
             from.dtype == to.dtype && from.rows == to.rows && from.width == to.width,

@@ -18,7 +18,6 @@ const ATTENTION: [(usize, Option<f64>); 8] =
 const LOGITS: [Option<f64>; 2] = [None, Some(30.0)];
 /// Widths of filters, and whether gates are around them: LFM2's, LFM3's, and Gated DeltaNet's.
 const CONVOLUTIONS: [(usize, bool); 3] = [(3, true), (7, true), (4, false)];
-/// The parts of the gated delta rule.
 const DELTA_PARTS: [DeltaPart; 4] =
     [DeltaPart::Chunks, DeltaPart::Forward, DeltaPart::Backward, DeltaPart::InputsBackward];
 /// The ranks for which adapter passes are compiled.

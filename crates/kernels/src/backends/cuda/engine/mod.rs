@@ -80,7 +80,6 @@ pub(super) struct Engine {
     pub(super) repeats: Rc<Repeats>,
     pub(super) scratch: Scratch,
     pub(super) handoff: StreamHandoff,
-    /// Nesting depth of open sections.
     pub(super) depth: Cell<usize>,
     /// Number of the outermost section.
     pub(super) sections: Cell<u64>,

@@ -102,7 +102,6 @@ fn fp8_recipe() -> String {
     )
 }
 
-/// A part of the gated delta rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum DeltaPart {
     /// What chunks need before their states are known.
@@ -260,7 +259,6 @@ impl Source {
         }
     }
 
-    /// Returns the program for activations of a format.
     pub(super) fn program(self, dtype: DType) -> Program {
         let format = match dtype {
             DType::BF16 => "T_IS_BF16",

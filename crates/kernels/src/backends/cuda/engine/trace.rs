@@ -45,7 +45,6 @@ impl Trace {
         *self.recording.borrow_mut() = Some((origin, Vec::new()));
     }
 
-    /// Records a launch between two events.
     pub(crate) fn record(&self, name: &'static str, cost: Cost, [start, end]: [impl Into<Arc<Event>>; 2]) {
         if let Some((_, spans)) = self.recording.borrow_mut().as_mut() {
             spans.push(Span { name, cost, start: start.into(), end: end.into() });

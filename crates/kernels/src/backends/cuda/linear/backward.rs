@@ -16,7 +16,7 @@ use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Gemm, MatrixView, OfExperts, Primitive, float, tensor};
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_single};
-use crate::{Group, InputGradient, Mask, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient};
+use crate::{Group, InputGradient, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient};
 
 /// The gradient of a group's outputs, with the values that all GEMMs reading it share.
 pub(crate) struct OutputGradient {
@@ -191,7 +191,17 @@ impl Device {
         let out = dx.block;
         let so_far = plus.map(|plus| plus.block);
         if let (Some(behind), Some(mask)) = (&gradient.magnitudes, &group.dropout) {
-            self.masked_input_gradient(group, gradient, behind, mask, so_far, out);
+            // `dy W`, and under the mask `(c - 1) dy W + c dy s B A`.
+            let weight = gradient.weight.as_ref();
+            self.base_gradient(group, weight, None, behind.dy, so_far, out);
+            let difference = self.empty_matrix(dy.rows, dy.width, dy.dtype);
+            self.subtract(dy, behind.dy, difference.block);
+            let through = self.masked_block(out);
+            self.base_gradient(group, weight, None, difference.block, None, through);
+            if let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters {
+                self.gemm(Gemm { c: Some(through), ..Gemm::input_gradient("lora", *d_low, adapters.a) }, through);
+            }
+            self.drop_values(through, mask, out, true);
             return dx;
         }
         let is_masked = group.route.is_masked;
@@ -245,29 +255,6 @@ impl Device {
             self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy_part, weight.block) }, out);
             so_far = Some(out);
         }
-    }
-
-    /// Computes the input gradient of a group with magnitudes whose adapters read through dropout: `dy W`, and under
-    /// the mask `(c - 1) dy W + c dy s B A`, plus the given addend.
-    fn masked_input_gradient(
-        &self,
-        group: &Group<Cuda>,
-        gradient: &OutputGradient,
-        behind: &BehindMagnitudes,
-        mask: &Mask<Cuda>,
-        plus: Option<DeviceBlock>,
-        out: DeviceBlock,
-    ) {
-        let weight = gradient.weight.as_ref();
-        self.base_gradient(group, weight, None, behind.dy, plus, out);
-        let difference = self.empty_matrix(gradient.dy.rows, gradient.dy.width, gradient.dy.dtype);
-        self.subtract(gradient.dy, behind.dy, difference.block);
-        let through = self.masked_block(out);
-        self.base_gradient(group, weight, None, difference.block, None, through);
-        if let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters {
-            self.gemm(Gemm { c: Some(through), ..Gemm::input_gradient("lora", *d_low, adapters.a) }, through);
-        }
-        self.drop_values(through, mask, out, true);
     }
 
     /// Computes a group's parameter gradients, in module order. `low` is `x Aᵀ`, if saved. `x` may be missing if the adapters' are available.

@@ -17,8 +17,8 @@ use crate::backends::cuda::engine::{Cuda, DeviceBlock, Gemm, MatrixView, OfExper
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, reference, stacked};
 use crate::{
-    Adapter, Epilogue, Group, HeadsEpilogue, Keep, LinearOps, Mask, ModuleGradients, NormWeight, ProjectGradients,
-    ProjectSaved, Prologue, RotaryTables, Weight,
+    Adapter, Epilogue, Group, HeadsEpilogue, Keep, LinearOps, Mask, ModuleGradients, ProjectGradients, ProjectSaved,
+    Prologue, RotaryTables, Weight,
 };
 
 /// A group's output after its epilogue.
@@ -48,7 +48,6 @@ impl From<DeviceBlock> for Input {
 pub(super) struct GroupKept {
     /// `x Aᵀ` of the adapters.
     low: Option<DeviceBlock>,
-    /// The outputs before magnitudes.
     unscaled: Option<MatrixView>,
 }
 
@@ -59,10 +58,40 @@ impl LinearOps for Cuda {
         epilogue: Epilogue<Self>,
         keep: Keep,
     ) -> (Vec<Tensor<Self, 2>>, Option<Box<ProjectSaved<Self>>>) {
-        let device = Device::of(&prologue.first_input().device());
-        device.section(|| match device.is_loop(group, prologue.first_input(), keep) {
-            false => device.project(prologue, group, epilogue, keep),
-            true => stacked::project(prologue, group, epilogue, keep),
+        in_section(&prologue.first_input().device(), |device| {
+            if device.is_loop(group, prologue.first_input(), keep) {
+                return stacked::project(prologue, group, epilogue, keep);
+            }
+            let input = prologue.first_input();
+            let forward_rows = if keep == Keep::Nothing { input.dims()[0] } else { 0 };
+            let group = &Routed { group, route: device.route_of(group, input.dtype(), forward_rows) };
+            let codes = device.fp8_input_layout(group);
+            let (x, owner) = device.input_rows(&prologue, group, codes, matches!(epilogue, Epilogue::Heads(_)));
+            let Projected { parts, heads, output_norm, kept } = match epilogue {
+                Epilogue::None => device.split_group(x, group, None),
+                Epilogue::Residual(residual) => {
+                    let residual = device.flat_as(residual, x.rows.dtype);
+                    device.split_group(x, group, Some(residual.block))
+                }
+                Epilogue::NormResidual { norm, residual } => {
+                    assert_eq!(group.parts.len(), 1, "a residual is added to a group of one part");
+                    let raw = device.empty_matrix(x.rows.rows, group.out_features(), x.rows.dtype);
+                    let kept = device.group_forward(x, group, None, raw.block);
+                    let y = device.rms_norm_add(&raw, &norm, residual);
+                    let output_norm = Some(SavedOutputNorm { norm, raw: tensor(raw.tensor) });
+                    Projected { parts: vec![tensor(y.tensor)], heads: None, output_norm, kept }
+                }
+                Epilogue::Heads(epilogue) => device.project_heads(x, group, epilogue, keep != Keep::Nothing),
+            };
+            let saved = (keep != Keep::Nothing).then(|| {
+                let low_rank = kept.low.map(|low| tensor(device.saved_low_rank(low, group.rows.is_some())));
+                let unscaled = kept.unscaled.map(|unscaled| tensor(unscaled.tensor));
+                let is_computed = !matches!(prologue, Prologue::None { .. });
+                let prologue_output =
+                    owner.filter(|_| keep == Keep::Everything && is_computed).map(|x| tensor(x.tensor));
+                Box::new(ProjectSaved { prologue, prologue_output, low_rank, unscaled, heads, output_norm })
+            });
+            (parts, saved)
         })
     }
 
@@ -146,7 +175,6 @@ impl LinearOps for Cuda {
     }
 }
 
-/// Returns the two halves of a buffer as tensors.
 pub(super) fn halves(device: &Device, both: &MatrixView, width: usize) -> (Tensor<Cuda, 2>, Tensor<Cuda, 2>) {
     let [first, second] = into_parts(device.split(both, &[width, width]));
     (first, second)
@@ -157,37 +185,6 @@ impl Device {
     fn is_loop(&self, group: &Group<Cuda>, rows: &Tensor<Cuda, 2>, keep: Keep) -> bool {
         let forward_rows = if keep == Keep::Nothing { rows.dims()[0] } else { 0 };
         group.rows.is_some() && !self.route_of(group, rows.dtype(), forward_rows).is_grouped
-    }
-
-    fn project(
-        &self,
-        prologue: Prologue<Cuda>,
-        group: &Group<Cuda>,
-        epilogue: Epilogue<Cuda>,
-        keep: Keep,
-    ) -> (Vec<Tensor<Cuda, 2>>, Option<Box<ProjectSaved<Cuda>>>) {
-        let input = prologue.first_input();
-        let forward_rows = if keep == Keep::Nothing { input.dims()[0] } else { 0 };
-        let group = &Routed { group, route: self.route_of(group, input.dtype(), forward_rows) };
-        let codes = self.fp8_input_layout(group);
-        let (x, owner) = self.input_rows(&prologue, group, codes, matches!(epilogue, Epilogue::Heads(_)));
-        let Projected { parts, heads, output_norm, kept } = match epilogue {
-            Epilogue::None => self.split_group(x, group, None),
-            Epilogue::Residual(residual) => {
-                let residual = self.flat_as(residual, x.rows.dtype);
-                self.split_group(x, group, Some(residual.block))
-            }
-            Epilogue::NormResidual { norm, residual } => self.project_norm(x, group, norm, residual),
-            Epilogue::Heads(epilogue) => self.project_heads(x, group, epilogue, keep != Keep::Nothing),
-        };
-        let saved = (keep != Keep::Nothing).then(|| {
-            let low_rank = kept.low.map(|low| tensor(self.saved_low_rank(low, group.rows.is_some())));
-            let unscaled = kept.unscaled.map(|unscaled| tensor(unscaled.tensor));
-            let is_computed = !matches!(prologue, Prologue::None { .. });
-            let prologue_output = owner.filter(|_| keep == Keep::Everything && is_computed).map(|x| tensor(x.tensor));
-            Box::new(ProjectSaved { prologue, prologue_output, low_rank, unscaled, heads, output_norm })
-        });
-        (parts, saved)
     }
 
     /// Returns the input of a group's GEMM, in rows with room for its adapters or prepared as codes, and the owner of
@@ -245,22 +242,6 @@ impl Device {
         let kept = self.group_forward(x, group, residual, y.block);
         let parts = if group.parts.len() == 1 { vec![tensor(y.tensor)] } else { self.split(&y, &group.parts) };
         Projected { parts, heads: None, output_norm: None, kept }
-    }
-
-    /// Computes the one output of a group, normalized and added to a residual.
-    fn project_norm(
-        &self,
-        x: Input,
-        group: &Routed<'_>,
-        norm: NormWeight<Cuda>,
-        residual: Tensor<Cuda, 2>,
-    ) -> Projected {
-        assert_eq!(group.parts.len(), 1, "a residual is added to a group of one part");
-        let raw = self.empty_matrix(x.rows.rows, group.out_features(), x.rows.dtype);
-        let kept = self.group_forward(x, group, None, raw.block);
-        let y = self.rms_norm_add(&raw, &norm, residual);
-        let output_norm = Some(SavedOutputNorm { norm, raw: tensor(raw.tensor) });
-        Projected { parts: vec![tensor(y.tensor)], heads: None, output_norm, kept }
     }
 
     fn project_heads(&self, x: Input, group: &Routed<'_>, epilogue: HeadsEpilogue<Cuda>, is_saved: bool) -> Projected {

@@ -40,16 +40,12 @@ impl HeadCounts {
         Self { query: q / width, key_value: k / width, width, gate }
     }
 
-    /// Returns the columns from one query to the next in the joined rows.
-    fn query_step(&self) -> usize {
-        if self.gate == 0 { self.width } else { 2 * self.width }
-    }
-
     fn arguments(&self, arguments: Arguments, tokens: usize) -> Arguments {
+        let query_step = if self.gate == 0 { self.width } else { 2 * self.width };
         arguments! {
             arguments =>
             n: long(tokens), q_heads: int(self.query), kv_heads: int(self.key_value), head_dim: int(self.width),
-            gate: address(self.gate), q_step: int(self.query_step()),
+            gate: address(self.gate), q_step: int(query_step),
         }
     }
 }
@@ -165,7 +161,6 @@ fn work_of(epilogue: &HeadsEpilogue<Cuda>) -> (Vec<Range<usize>>, Vec<usize>) {
     (launches, copied)
 }
 
-/// Returns the rotation of a part.
 fn rotation_of(epilogue: &HeadsEpilogue<Cuda>, part: usize) -> Option<RotaryTables<Cuda>> {
     let tables = epilogue.rotary.clone();
     match epilogue.parts[part].role {
@@ -231,23 +226,6 @@ impl Device {
         };
         let of_parts = epilogue.parts.iter().take(parts.len()).enumerate();
         of_parts.map(|(index, part)| part.norm.as_ref().map(|norm| normalize((index, norm)))).collect()
-    }
-
-    /// Backward of [`Device::normalize_projections`], in place on the joined gradients; returns the gradients of norm weights that train.
-    fn normalize_projections_backward(
-        &self,
-        joined: DeviceBlock,
-        parts: &[usize],
-        raw: &[Option<MatrixView>],
-        epilogue: &HeadsEpilogue<Cuda>,
-    ) -> Vec<Option<Primitive>> {
-        let of_part = |(index, part): (usize, &HeadPart<Cuda>)| {
-            let (norm, raw) = part.norm.as_ref().zip(raw.get(index)?.as_ref())?;
-            let [start, width] = columns_of(parts, &(index..index + 1));
-            let columns = joined.columns(start, width);
-            self.rms_norm_backward(columns, raw, norm, columns, None, None)
-        };
-        epilogue.parts.iter().enumerate().map(of_part).collect()
     }
 
     /// Returns the dense parts of joined rows.
@@ -320,14 +298,35 @@ impl Device {
             let constants = Constants::of(self, epilogue, &taken, joined.rows);
             let heads = HeadCounts::of(&widths[taken.clone()], epilogue.head_dim, gate_of(gradients, &taken, epilogue));
             let raw = [0, 1].map(|index| raw_of(taken.start + index).filter(|_| is_per_head && index < taken.len()));
-            self.launch_heads_backward(joined.columns(start, width), &gradients[taken], raw, &constants, heads);
+            let (dx, of_launch) = (joined.columns(start, width), &gradients[taken]);
+            let [dk, dv] = [1, 2].map(|part: usize| of_launch.get(part).map_or(0, |gradient| gradient.address));
+            let [(raw_q, raw_q_stride), (raw_k, raw_k_stride)] =
+                raw.map(|raw| raw.map_or((0, 0), |raw| (raw.address, raw.stride)));
+            let arguments = arguments! {
+                dx: rows(&dx), dx_stride: long(dx.stride), dq: rows(&of_launch[0]), dk: address(dk), dv: address(dv),
+                raw_q: address(raw_q), raw_q_stride: long(raw_q_stride), raw_k: address(raw_k),
+                raw_k_stride: long(raw_k_stride),
+            };
+            let arguments = constants.table_arguments(constants.norm_arguments(arguments));
+            let bytes = 2 * dx.bytes() + raw.iter().flatten().map(|raw| raw.bytes()).sum::<usize>();
+            let launch = Source::Heads.launch(dx.dtype, "heads_backward", token_grid(dx.rows), bytes);
+            // SAFETY: the gradients are dense with the heads of their part; the joined rows have room for all of them; raw rows have
+            // their strides; constants are as for the forward pass.
+            unsafe { self.launch(launch, &heads.arguments(arguments, dx.rows)) };
         }
         for part in copied {
             let [start, width] = columns_of(parts, &(part..part + 1));
             self.copy_rows(gradients[part].block, joined.columns(start, width));
         }
         if !is_per_head {
-            return (joined, self.normalize_projections_backward(joined, parts, raw, epilogue));
+            // The backward of `normalize_projections`, in place on the joined gradients.
+            let of_part = |(part, of_heads): (usize, &HeadPart<Cuda>)| {
+                let (norm, raw) = of_heads.norm.as_ref().zip(raw_of(part))?;
+                let [start, width] = columns_of(parts, &(part..part + 1));
+                let columns = joined.columns(start, width);
+                self.rms_norm_backward(columns, raw, norm, columns, None, None)
+            };
+            return (joined, epilogue.parts.iter().enumerate().map(of_part).collect());
         }
         let of_part = |(part, gradient): (usize, &MatrixView)| {
             let norm = epilogue.parts[part].norm.as_ref().filter(|norm| norm.trains)?;
@@ -337,31 +336,6 @@ impl Device {
             Some(self.heads_norm_gradient([gradient, raw_of(part)?], norm, &constants, step))
         };
         (joined, gradients.iter().enumerate().map(of_part).collect())
-    }
-
-    /// Writes the gradients of the parts of a launch to their columns `dx`; `raw` are queries and keys before their norm.
-    fn launch_heads_backward(
-        &self,
-        dx: DeviceBlock,
-        gradients: &[MatrixView],
-        raw: [Option<&MatrixView>; 2],
-        constants: &Constants,
-        heads: HeadCounts,
-    ) {
-        let [dk, dv] = [1, 2].map(|part: usize| gradients.get(part).map_or(0, |gradient| gradient.address));
-        let [(raw_q, raw_q_stride), (raw_k, raw_k_stride)] =
-            raw.map(|raw| raw.map_or((0, 0), |raw| (raw.address, raw.stride)));
-        let arguments = arguments! {
-            dx: rows(&dx), dx_stride: long(dx.stride), dq: rows(&gradients[0]), dk: address(dk), dv: address(dv),
-            raw_q: address(raw_q), raw_q_stride: long(raw_q_stride), raw_k: address(raw_k),
-            raw_k_stride: long(raw_k_stride),
-        };
-        let arguments = constants.table_arguments(constants.norm_arguments(arguments));
-        let bytes = 2 * dx.bytes() + raw.iter().flatten().map(|raw| raw.bytes()).sum::<usize>();
-        let launch = Source::Heads.launch(dx.dtype, "heads_backward", token_grid(dx.rows), bytes);
-        // SAFETY: the gradients are dense with the heads of their part; the joined rows have room for all of them; raw rows have
-        // their strides; constants are as for the forward pass.
-        unsafe { self.launch(launch, &heads.arguments(arguments, dx.rows)) };
     }
 
     /// Computes the gradient of a norm's weight, `[width]` f32, from the gradient of heads and the heads before their norm.

@@ -63,7 +63,8 @@ impl LossOps for Cuda {
         loss: PairLoss,
         weights: PairWeights<Self>,
     ) -> PairResult<Self> {
-        pairs::pair_loss(log_probs, targets, loss, weights)
+        let device = log_probs.answers.device();
+        in_section(&device, |device| pairs::pair_loss(device, log_probs, targets, loss, weights))
     }
 
     fn most_probable(logits_nv: Tensor<Self, 2>) -> Tensor<Self, 1, Int> {

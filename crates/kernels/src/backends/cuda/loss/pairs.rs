@@ -33,15 +33,6 @@ pub(super) fn document_sums(
 
 /// Computes [`crate::LossOps::pair_loss`].
 pub(super) fn pair_loss(
-    log_probs: PairLogProbs<Cuda>,
-    targets: &PairTargets<Cuda>,
-    loss: PairLoss,
-    weights: PairWeights<Cuda>,
-) -> PairResult<Cuda> {
-    in_section(&log_probs.answers.device(), |device| launch_pair_loss(device, log_probs, targets, loss, weights))
-}
-
-fn launch_pair_loss(
     device: &Device,
     log_probs: PairLogProbs<Cuda>,
     targets: &PairTargets<Cuda>,

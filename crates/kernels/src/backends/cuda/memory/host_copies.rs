@@ -233,7 +233,6 @@ impl HostCopies {
         }
     }
 
-    /// Starts to copy a dense matrix to the host.
     pub(crate) fn out(&self, main: &Stream, matrix: MatrixView) -> Result<HostCopy, CudaError> {
         let bytes = matrix.bytes();
         let buffer = self.free.take(&self.context, bytes)?;

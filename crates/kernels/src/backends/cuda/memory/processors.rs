@@ -9,7 +9,6 @@ use std::fmt;
 use firebrick_cuda::processors::{allowed, keep_threads_on};
 use firebrick_hwprofile::NumaNode;
 
-/// Outcome of placing the threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Threads {
     /// They stay on this number of processors of the card's node.

@@ -27,7 +27,58 @@ impl MoeOps for Cuda {
         scale_e: Option<Tensor<Self, 1>>,
     ) -> Routing<Self> {
         in_section(&logits_ne.device(), |device| {
-            device.route(&device.flat(logits_ne), top_k, router, correction_e.as_ref(), scale_e)
+            let logits = device.flat(logits_ne);
+            let (tokens, experts) = (logits.rows, logits.width);
+            check_router(experts, top_k, router.groups);
+            assert!(experts <= MAX_EXPERTS, "{experts} experts, at most {MAX_EXPERTS}");
+            let [correction, expert_scale] = [&correction_e, &scale_e].map(|vector_e| device.over_experts(vector_e));
+            let mut vectors = [&correction, &expert_scale].into_iter().flatten();
+            assert!(vectors.all(|vector| (vector.width, vector.dtype) == (experts, DType::F32)));
+            let scores = device.empty_matrix(tokens, experts, DType::F32);
+            let chosen = device.empty_matrix(tokens, top_k, DType::I32);
+            let weights = device.empty_matrix(tokens, top_k, DType::F32);
+            let bytes = logits.bytes() + scores.bytes() + chosen.bytes() + weights.bytes();
+            let launch = routing_launch("route_top_k", logits.dtype, tokens.div_ceil(TOKENS_PER_BLOCK), bytes);
+            let groups = router.groups.unwrap_or(ExpertGroups { count: 0, chosen: 0 });
+            let arguments = arguments! {
+                scores: rows(&scores), experts: rows(&chosen), weights: rows(&weights), logits: rows(&logits),
+                correction: address(address_of(correction.as_ref())),
+                expert_scale: address(address_of(expert_scale.as_ref())), n: long(tokens), e: int(experts),
+                k: int(top_k), sigmoid: i32(i32::from(router.scores == RouterScores::Sigmoid)),
+                normalizes: i32(i32::from(router.normalizes)), scale: f32(router.scale as f32),
+                epsilon: f32(router.epsilon as f32), groups: int(groups.count), chosen_groups: int(groups.chosen),
+            };
+            // SAFETY: logits and scores are [n, e], the correction and the scale [e] or null, the others [n, k], all dense; e is at most what a
+            // warp's masks hold, and the groups divide it.
+            unsafe { device.launch(launch, &arguments) };
+            let choices = chosen.count();
+            let counts = device.integers(experts);
+            let launch = routing_launch("count_rows", DType::F32, experts, chosen.bytes());
+            let arguments = arguments! { counts: rows(&counts), experts: rows(&chosen), choices: long(choices) };
+            // SAFETY: `chosen` holds that many i32, `counts` one per expert.
+            unsafe { device.launch(launch, &arguments) };
+            let rows_nk = device.empty_matrix(chosen.rows, top_k, DType::I32);
+            let (choices_s, tokens_s, starts) =
+                (device.integers(choices), device.integers(choices), device.integers(experts + 1));
+            let launch = routing_launch("place_rows", DType::F32, experts, 4 * chosen.bytes());
+            let arguments = arguments! {
+                rows: rows(&rows_nk), choices_of: rows(&choices_s), tokens: rows(&tokens_s), starts: rows(&starts),
+                experts: rows(&chosen), counts: rows(&counts), choices: long(choices), k: int(top_k),
+            };
+            // SAFETY: the first three outputs have one i32 per choice, the starts one per expert and one more, and each choice has an
+            // expert below the number of blocks.
+            unsafe { device.launch(launch, &arguments) };
+            Routing {
+                scores_ne: tensor(scores.tensor),
+                experts_nk: int_tensor(chosen.tensor),
+                weights_nk: tensor(weights.tensor),
+                scale_e,
+                router,
+                rows_nk: int_tensor(rows_nk.tensor),
+                choices_s: int_tensor(choices_s.tensor),
+                tokens_s: int_tensor(tokens_s.tensor),
+                rows: ExpertRows::new(int_tensor(starts.tensor)),
+            }
         })
     }
 
@@ -37,7 +88,24 @@ impl MoeOps for Cuda {
         like_nd: &Tensor<Self, 2>,
     ) -> Tensor<Self, 2> {
         in_section(&d_weights_nk.device(), |device| {
-            tensor(device.route_backward(routing, &device.flat(d_weights_nk), like_nd.dtype()).tensor)
+            let (d_weights, dtype) = (device.flat(d_weights_nk), like_nd.dtype());
+            let RouterSpec { scores: kind, normalizes, epsilon, scale, .. } = routing.router;
+            let scores = device.flat(routing.scores_ne.clone());
+            let chosen = device.int_matrix(routing.experts_nk.clone());
+            let weights = device.flat(routing.weights_nk.clone());
+            let expert_scale = device.over_experts(&routing.scale_e);
+            let d_logits = device.empty_matrix(scores.rows, scores.width, dtype);
+            let bytes = scores.bytes() + d_logits.bytes() + 3 * weights.bytes();
+            let blocks = scores.rows.div_ceil(TOKENS_PER_BLOCK);
+            let arguments = arguments! {
+                d_logits: rows(&d_logits), scores: rows(&scores), experts: rows(&chosen), weights: rows(&weights),
+                d_weights: rows(&d_weights), expert_scale: address(address_of(expert_scale.as_ref())),
+                n: long(scores.rows), e: int(scores.width), k: int(weights.width), sigmoid: i32(i32::from(kind == RouterScores::Sigmoid)),
+                normalizes: i32(i32::from(normalizes)), scale: f32(scale as f32), epsilon: f32(epsilon as f32),
+            };
+            // SAFETY: shapes as in `route`, and the gradient of the weights has theirs.
+            unsafe { device.launch(routing_launch("route_backward", dtype, blocks, bytes), &arguments) };
+            tensor(d_logits.tensor)
         })
     }
 
@@ -45,22 +113,38 @@ impl MoeOps for Cuda {
         in_section(&x_nd.device(), |device| {
             let (x, tokens) = (device.flat(x_nd), device.int_matrix(routing.tokens_s.clone()));
             // Room for the low-rank columns of the experts that read the rows.
-            let rows = device.empty_with_room([tokens.count(), x.width], ROW_MULTIPLE, x.dtype);
-            device.dispatch_rows(&x, &tokens, &rows);
-            tensor(rows.tensor)
+            let to = device.empty_with_room([tokens.count(), x.width], ROW_MULTIPLE, x.dtype);
+            let arguments = arguments! {
+                y: rows(&to), x: rows(&x), tokens: rows(&tokens), rows: int(to.rows), d: int(x.width),
+                y_stride: long(to.stride),
+            };
+            let blocks = to.rows.div_ceil(DISPATCHED_ROWS);
+            let launch = routing_launch("dispatch_rows", x.dtype, blocks, x.bytes() + to.bytes());
+            // SAFETY: x is dense, `to` has one row of its width per token, at the stride given.
+            unsafe { device.launch(launch, &arguments) };
+            tensor(to.tensor)
         })
     }
 
     fn combine(y_sd: Tensor<Self, 2>, routing: &Routing<Self>, combined: Combined<Self>) -> Tensor<Self, 2> {
         in_section(&y_sd.device(), |device| {
-            let y = device.flat(y_sd);
+            let x = device.flat(y_sd);
             let weights = || device.flat(routing.weights_nk.clone());
             let (weights, residual) = match combined {
                 Combined::Rows => (None, None),
                 Combined::Weighted => (Some(weights()), None),
-                Combined::WeightedOnto(residual) => (Some(weights()), Some(device.flat_as(residual, y.dtype))),
+                Combined::WeightedOnto(residual) => (Some(weights()), Some(device.flat_as(residual, x.dtype))),
             };
-            tensor(device.combine_rows(&y, routing, weights.as_ref(), residual.as_ref()).tensor)
+            let rows = device.int_matrix(routing.rows_nk.clone());
+            let y = device.empty_matrix(rows.rows, x.width, x.dtype);
+            let bytes = x.bytes() + y.bytes() * (1 + usize::from(residual.is_some()));
+            let arguments = arguments! {
+                y: rows(&y), x: rows(&x), rows: rows(&rows), weights: address(address_of(weights.as_ref())),
+                residual: address(address_of(residual.as_ref())), k: int(rows.width), d: int(x.width),
+            };
+            // SAFETY: x is [n k, d], rows and weights are [n, k], residual and y [n, d], all dense.
+            unsafe { device.launch(routing_launch("combine_rows", x.dtype, y.rows, bytes), &arguments) };
+            tensor(y.tensor)
         })
     }
 
@@ -72,19 +156,21 @@ impl MoeOps for Cuda {
         in_section(&y_sd.device(), |device| {
             let y = device.flat(y_sd);
             let dy = device.matrix_as(dy_nd, y.dtype);
-            let (dx, d_weights) = device.combine_rows_backward(&y, routing, &dy);
+            let weights = device.flat(routing.weights_nk.clone());
+            let choices = device.int_matrix(routing.choices_s.clone());
+            let dx = device.empty_with_room([y.rows, y.width], ROW_MULTIPLE, y.dtype);
+            let d_weights = device.empty_matrix(weights.rows, weights.width, DType::F32);
+            let arguments = arguments! {
+                dx: rows(&dx), d_weights: rows(&d_weights), y: rows(&y), dy: rows(&dy), weights: rows(&weights),
+                choices_of: rows(&choices), k: int(weights.width), d: int(y.width), dx_stride: long(dx.stride),
+                dy_stride: long(dy.stride),
+            };
+            let launch = routing_launch("combine_rows_backward", y.dtype, y.rows, 3 * y.bytes());
+            // SAFETY: y and dx are [n k, d] and dy is [n, d], dx and dy at strides, the weights [n, k], and every choice has one row.
+            unsafe { device.launch(launch, &arguments) };
             (tensor(dx.tensor), tensor(d_weights.tensor))
         })
     }
-}
-
-/// Choices sorted by expert.
-struct Placed {
-    rows_nk: MatrixView,
-    choices_s: MatrixView,
-    tokens_s: MatrixView,
-    /// The first row of each expert, and the end of the last one.
-    starts: MatrixView,
 }
 
 fn routing_launch(name: &'static str, dtype: DType, blocks: usize, bytes: usize) -> Launch {
@@ -98,149 +184,11 @@ fn address_of(matrix: Option<&MatrixView>) -> u64 {
 
 impl Device {
     /// Returns a vector over experts as kernels read it.
-    fn over_experts(&self, vector_e: Option<&Tensor<Cuda, 1>>) -> Option<MatrixView> {
-        vector_e.map(|vector_e| self.flat(vector_e.clone().unsqueeze::<2>()))
+    fn over_experts(&self, vector_e: &Option<Tensor<Cuda, 1>>) -> Option<MatrixView> {
+        vector_e.as_ref().map(|vector_e| self.flat(vector_e.clone().unsqueeze::<2>()))
     }
 
     fn integers(&self, count: usize) -> MatrixView {
         self.view_of(self.empty([count], DType::I32))
-    }
-
-    fn route(
-        &self,
-        logits: &MatrixView,
-        top_k: usize,
-        router: RouterSpec,
-        correction_e: Option<&Tensor<Cuda, 1>>,
-        scale_e: Option<Tensor<Cuda, 1>>,
-    ) -> Routing<Cuda> {
-        let (tokens, experts) = (logits.rows, logits.width);
-        check_router(experts, top_k, router.groups);
-        assert!(experts <= MAX_EXPERTS, "{experts} experts, at most {MAX_EXPERTS}");
-        let [correction, expert_scale] = [correction_e, scale_e.as_ref()].map(|vector_e| self.over_experts(vector_e));
-        let mut vectors = [&correction, &expert_scale].into_iter().flatten();
-        assert!(vectors.all(|vector| (vector.width, vector.dtype) == (experts, DType::F32)));
-        let scores = self.empty_matrix(tokens, experts, DType::F32);
-        let chosen = self.empty_matrix(tokens, top_k, DType::I32);
-        let weights = self.empty_matrix(tokens, top_k, DType::F32);
-        let bytes = logits.bytes() + scores.bytes() + chosen.bytes() + weights.bytes();
-        let launch = routing_launch("route_top_k", logits.dtype, tokens.div_ceil(TOKENS_PER_BLOCK), bytes);
-        let groups = router.groups.unwrap_or(ExpertGroups { count: 0, chosen: 0 });
-        let arguments = arguments! {
-            scores: rows(&scores), experts: rows(&chosen), weights: rows(&weights), logits: rows(logits),
-            correction: address(address_of(correction.as_ref())),
-            expert_scale: address(address_of(expert_scale.as_ref())), n: long(tokens), e: int(experts), k: int(top_k),
-            sigmoid: i32(i32::from(router.scores == RouterScores::Sigmoid)),
-            normalizes: i32(i32::from(router.normalizes)), scale: f32(router.scale as f32),
-            epsilon: f32(router.epsilon as f32), groups: int(groups.count), chosen_groups: int(groups.chosen),
-        };
-        // SAFETY: logits and scores are [n, e], the correction and the scale [e] or null, the others [n, k], all dense; e is at most what a warp's masks
-        // hold, and the groups divide it.
-        unsafe { self.launch(launch, &arguments) };
-        let Placed { rows_nk, choices_s, tokens_s, starts } = self.place(&chosen, experts);
-        Routing {
-            scores_ne: tensor(scores.tensor),
-            experts_nk: int_tensor(chosen.tensor),
-            weights_nk: tensor(weights.tensor),
-            scale_e,
-            router,
-            rows_nk: int_tensor(rows_nk.tensor),
-            choices_s: int_tensor(choices_s.tensor),
-            tokens_s: int_tensor(tokens_s.tensor),
-            rows: ExpertRows::new(int_tensor(starts.tensor)),
-        }
-    }
-
-    fn place(&self, chosen: &MatrixView, experts: usize) -> Placed {
-        let (choices, top_k) = (chosen.count(), chosen.width);
-        let counts = self.integers(experts);
-        let launch = routing_launch("count_rows", DType::F32, experts, chosen.bytes());
-        let arguments = arguments! { counts: rows(&counts), experts: rows(chosen), choices: long(choices) };
-        // SAFETY: `chosen` holds that many i32, `counts` one per expert.
-        unsafe { self.launch(launch, &arguments) };
-        let rows_nk = self.empty_matrix(chosen.rows, top_k, DType::I32);
-        let (choices_s, tokens_s, starts) =
-            (self.integers(choices), self.integers(choices), self.integers(experts + 1));
-        let launch = routing_launch("place_rows", DType::F32, experts, 4 * chosen.bytes());
-        let arguments = arguments! {
-            rows: rows(&rows_nk), choices_of: rows(&choices_s), tokens: rows(&tokens_s), starts: rows(&starts),
-            experts: rows(chosen), counts: rows(&counts), choices: long(choices), k: int(top_k),
-        };
-        // SAFETY: the first three outputs have one i32 per choice, the starts one per expert and one more, and each choice has an expert below the
-        // number of blocks.
-        unsafe { self.launch(launch, &arguments) };
-        Placed { rows_nk, choices_s, tokens_s, starts }
-    }
-
-    fn route_backward(&self, routing: &Routing<Cuda>, d_weights: &MatrixView, dtype: DType) -> MatrixView {
-        let RouterSpec { scores: kind, normalizes, epsilon, scale, .. } = routing.router;
-        let scores = self.flat(routing.scores_ne.clone());
-        let chosen = self.int_matrix(routing.experts_nk.clone());
-        let weights = self.flat(routing.weights_nk.clone());
-        let expert_scale = self.over_experts(routing.scale_e.as_ref());
-        let d_logits = self.empty_matrix(scores.rows, scores.width, dtype);
-        let bytes = scores.bytes() + d_logits.bytes() + 3 * weights.bytes();
-        let blocks = scores.rows.div_ceil(TOKENS_PER_BLOCK);
-        let arguments = arguments! {
-            d_logits: rows(&d_logits), scores: rows(&scores), experts: rows(&chosen), weights: rows(&weights),
-            d_weights: rows(d_weights), expert_scale: address(address_of(expert_scale.as_ref())), n: long(scores.rows),
-            e: int(scores.width), k: int(weights.width), sigmoid: i32(i32::from(kind == RouterScores::Sigmoid)),
-            normalizes: i32(i32::from(normalizes)), scale: f32(scale as f32), epsilon: f32(epsilon as f32),
-        };
-        // SAFETY: shapes as in `route`, and the gradient of the weights has theirs.
-        unsafe { self.launch(routing_launch("route_backward", dtype, blocks, bytes), &arguments) };
-        d_logits
-    }
-
-    fn dispatch_rows(&self, x: &MatrixView, tokens: &MatrixView, to: &MatrixView) {
-        let arguments = arguments! {
-            y: rows(to), x: rows(x), tokens: rows(tokens), rows: int(to.rows), d: int(x.width),
-            y_stride: long(to.stride),
-        };
-        let blocks = to.rows.div_ceil(DISPATCHED_ROWS);
-        let launch = routing_launch("dispatch_rows", x.dtype, blocks, x.bytes() + to.bytes());
-        // SAFETY: x is dense, `to` has one row of its width per token, at the stride given.
-        unsafe { self.launch(launch, &arguments) };
-    }
-
-    /// Sums each token's rows, times their weights and with a residual if there are any.
-    fn combine_rows(
-        &self,
-        x: &MatrixView,
-        routing: &Routing<Cuda>,
-        weights: Option<&MatrixView>,
-        residual: Option<&MatrixView>,
-    ) -> MatrixView {
-        let rows = self.int_matrix(routing.rows_nk.clone());
-        let y = self.empty_matrix(rows.rows, x.width, x.dtype);
-        let bytes = x.bytes() + y.bytes() * (1 + usize::from(residual.is_some()));
-        let arguments = arguments! {
-            y: rows(&y), x: rows(x), rows: rows(&rows), weights: address(address_of(weights)),
-            residual: address(address_of(residual)), k: int(rows.width), d: int(x.width),
-        };
-        // SAFETY: x is [n k, d], rows and weights are [n, k], residual and y [n, d], all dense.
-        unsafe { self.launch(routing_launch("combine_rows", x.dtype, y.rows, bytes), &arguments) };
-        y
-    }
-
-    fn combine_rows_backward(
-        &self,
-        y: &MatrixView,
-        routing: &Routing<Cuda>,
-        dy: &MatrixView,
-    ) -> (MatrixView, MatrixView) {
-        let weights = self.flat(routing.weights_nk.clone());
-        let choices = self.int_matrix(routing.choices_s.clone());
-        let dx = self.empty_with_room([y.rows, y.width], ROW_MULTIPLE, y.dtype);
-        let d_weights = self.empty_matrix(weights.rows, weights.width, DType::F32);
-        let arguments = arguments! {
-            dx: rows(&dx), d_weights: rows(&d_weights), y: rows(y), dy: rows(dy), weights: rows(&weights),
-            choices_of: rows(&choices), k: int(weights.width), d: int(y.width), dx_stride: long(dx.stride),
-            dy_stride: long(dy.stride),
-        };
-        let launch = routing_launch("combine_rows_backward", y.dtype, y.rows, 3 * y.bytes());
-        // SAFETY: y and dx are [n k, d] and dy is [n, d], dx and dy at strides, the weights [n, k], and every choice has one row.
-        unsafe { self.launch(launch, &arguments) };
-        (dx, d_weights)
     }
 }

@@ -174,8 +174,66 @@ impl OptimizerOps for Cuda {
             }
         }
         let (in_f32, in_8_bits) = ((in_f32, MAX_TENSORS), (in_8_bits, MAX_TENSORS));
-        in_groups(&device, in_f32, &mut updated, |group| device.adamw_group(group, &gradient_scale, hyper));
-        in_groups(&device, in_8_bits, &mut updated, |group| device.adamw_8bit_group(group, &gradient_scale, hyper));
+        in_groups(&device, in_f32, &mut updated, |group| {
+            let (mut table, scale) = (AdamWTable::zeroed(), device.flat(gradient_scale.clone()));
+            let (mut pieces, mut values) = (0, 0);
+            // Gradients are held until the launch is queued.
+            let (mut updated, mut held) = (Vec::new(), Vec::new());
+            for (index, (parameter, [first, second], gradient)) in group.enumerate() {
+                let gradient = device.f32_values(gradient);
+                let owned = [parameter, first, second].map(|values| device.owned(float(values)));
+                [table.p[index], table.m[index], table.v[index]] =
+                    owned.each_ref().map(|values| device.address(values));
+                table.g[index] = gradient.address;
+                table.n[index] = gradient.width as i64;
+                table.first_piece[index] = pieces as i32;
+                pieces += gradient.width.div_ceil(ADAMW_PIECE);
+                values += gradient.width;
+                let [parameter, first, second] = owned.map(tensor);
+                updated.push(AdamWState { parameter, moments: Moments::F32 { first, second } });
+                held.push(gradient);
+            }
+            table.tensors = updated.len() as i32;
+            let rates = Rates::new(hyper, hyper.learning_rate / hyper.corrections().0, hyper.epsilon);
+            let arguments = arguments! { table: value(&table), scale: rows(&scale), rates: value(&rates) };
+            // SAFETY: the table lists f32 tensors of `n` values that are held until the launch is queued; what is written is owned.
+            unsafe { device.launch(plain("adamw_foreach", grid(pieces, 256), values * 28), &arguments) };
+            updated
+        });
+        in_groups(&device, in_8_bits, &mut updated, |group| {
+            let (mut table, scale) = (EightBitTable::zeroed(), device.flat(gradient_scale.clone()));
+            let mut values = 0;
+            // Gradients are held until the launch is queued.
+            let (mut updated, mut held) = (Vec::new(), Vec::new());
+            for (index, (parameter, moments, gradient)) in group.enumerate() {
+                let gradient = device.f32_values(gradient);
+                let count = gradient.width;
+                let (owned, parameter) = (OwnedMoments::new(&device, *moments), device.owned(float(parameter)));
+                table.p[index] = device.address(&parameter);
+                table.g[index] = gradient.address;
+                [table.m_codes[index], table.v_codes[index]] =
+                    owned.codes.each_ref().map(|codes| device.address(codes));
+                [table.m_absmax[index], table.v_absmax[index]] =
+                    owned.absmax.each_ref().map(|absmax| device.address(absmax));
+                table.n[index] = i32::try_from(count).expect("a parameter has fewer than 2^31 values");
+                table.first_block[index] = table.blocks;
+                table.blocks += count.div_ceil(MOMENT_BLOCK) as i32;
+                values += count;
+                updated.push(AdamWState { parameter: tensor(parameter), moments: owned.into_moments() });
+                held.push(gradient);
+            }
+            table.tensors = updated.len() as i32;
+            let maps = [device.tables.signed(), device.tables.unsigned()].map(|map| device.flat(map));
+            let arguments = arguments! {
+                table: value(&table), map_signed: address(maps[0].address), map_unsigned: address(maps[1].address),
+                scale: rows(&scale), rates: value(&eight_bit_rates(hyper)),
+            };
+            let blocks = (table.blocks as usize).div_ceil(16).min(2 * device.multiprocessors);
+            // SAFETY: the table lists tensors that are held until the launch is queued: f32 values with their gradients, and whole
+            // blocks of codes with one f32 each; what is written is owned.
+            unsafe { device.launch(plain("adamw_8bit_foreach", grid(blocks, 512), values * 16), &arguments) };
+            updated
+        });
         updated.into_iter().map(|state| state.expect("every state was updated")).collect()
     }
 
@@ -262,100 +320,26 @@ impl Device {
         assert_eq!(matrix.dtype, DType::F32, "gradients and optimizer state are f32");
         matrix
     }
-
-    /// Takes one AdamW step of up to [`MAX_TENSORS`] parameters, in one launch.
-    fn adamw_group(
-        &self,
-        group: &mut dyn Iterator<Item = (Tensor<Cuda, 1>, [Tensor<Cuda, 1>; 2], Tensor<Cuda, 1>)>,
-        gradient_scale: &Tensor<Cuda, 1>,
-        hyper: &AdamW,
-    ) -> Vec<AdamWState<Cuda>> {
-        let (mut table, scale) = (AdamWTable::zeroed(), self.flat(gradient_scale.clone()));
-        let (mut pieces, mut values) = (0, 0);
-        // Gradients are held until the launch is queued.
-        let (mut updated, mut held) = (Vec::new(), Vec::new());
-        for (index, (parameter, [first, second], gradient)) in group.enumerate() {
-            let gradient = self.f32_values(gradient);
-            let owned = [parameter, first, second].map(|values| self.owned(float(values)));
-            [table.p[index], table.m[index], table.v[index]] = owned.each_ref().map(|values| self.address(values));
-            table.g[index] = gradient.address;
-            table.n[index] = gradient.width as i64;
-            table.first_piece[index] = pieces as i32;
-            pieces += gradient.width.div_ceil(ADAMW_PIECE);
-            values += gradient.width;
-            let [parameter, first, second] = owned.map(tensor);
-            updated.push(AdamWState { parameter, moments: Moments::F32 { first, second } });
-            held.push(gradient);
-        }
-        table.tensors = updated.len() as i32;
-        let rates = Rates::new(hyper, hyper.learning_rate / hyper.corrections().0, hyper.epsilon);
-        let arguments = arguments! { table: value(&table), scale: rows(&scale), rates: value(&rates) };
-        // SAFETY: the table lists f32 tensors of `n` values that are held until the launch is queued; what is written is owned.
-        unsafe { self.launch(plain("adamw_foreach", grid(pieces, 256), values * 28), &arguments) };
-        updated
-    }
-
-    /// Takes one 8-bit step of up to [`MAX_TENSORS`] parameters, in one launch.
-    fn adamw_8bit_group(
-        &self,
-        group: &mut dyn Iterator<Item = (Tensor<Cuda, 1>, Box<EightBitMoments<Cuda>>, Tensor<Cuda, 1>)>,
-        gradient_scale: &Tensor<Cuda, 1>,
-        hyper: &AdamW,
-    ) -> Vec<AdamWState<Cuda>> {
-        let (mut table, scale) = (EightBitTable::zeroed(), self.flat(gradient_scale.clone()));
-        let mut values = 0;
-        // Gradients are held until the launch is queued.
-        let (mut updated, mut held) = (Vec::new(), Vec::new());
-        for (index, (parameter, moments, gradient)) in group.enumerate() {
-            let gradient = self.f32_values(gradient);
-            let count = gradient.width;
-            let owned = Owned::new(self, parameter, *moments);
-            table.p[index] = self.address(&owned.parameter);
-            table.g[index] = gradient.address;
-            [table.m_codes[index], table.v_codes[index]] = owned.codes.each_ref().map(|codes| self.address(codes));
-            [table.m_absmax[index], table.v_absmax[index]] = owned.absmax.each_ref().map(|absmax| self.address(absmax));
-            table.n[index] = i32::try_from(count).expect("a parameter has fewer than 2^31 values");
-            table.first_block[index] = table.blocks;
-            table.blocks += count.div_ceil(MOMENT_BLOCK) as i32;
-            values += count;
-            updated.push(owned.into_state());
-            held.push(gradient);
-        }
-        table.tensors = updated.len() as i32;
-        let maps = [self.tables.signed(), self.tables.unsigned()].map(|map| self.flat(map));
-        let arguments = arguments! {
-            table: value(&table), map_signed: address(maps[0].address), map_unsigned: address(maps[1].address),
-            scale: rows(&scale), rates: value(&eight_bit_rates(hyper)),
-        };
-        let blocks = (table.blocks as usize).div_ceil(16).min(2 * self.multiprocessors);
-        // SAFETY: the table lists tensors that are held until the launch is queued: f32 values with their gradients, and whole
-        // blocks of codes with one f32 each; what is written is owned.
-        unsafe { self.launch(plain("adamw_8bit_foreach", grid(blocks, 512), values * 16), &arguments) };
-        updated
-    }
 }
 
-/// Parameter and moments that a launch may write in place.
-struct Owned {
-    parameter: Primitive,
+/// Moments that a launch may write in place.
+struct OwnedMoments {
     codes: [Primitive; 2],
     absmax: [Primitive; 2],
 }
 
-impl Owned {
-    fn new(device: &Device, parameter: Tensor<Cuda, 1>, moments: EightBitMoments<Cuda>) -> Self {
+impl OwnedMoments {
+    fn new(device: &Device, moments: EightBitMoments<Cuda>) -> Self {
         Self {
-            parameter: device.owned(float(parameter)),
             codes: [moments.first_codes, moments.second_codes].map(|codes| device.owned(codes.into_primitive())),
             absmax: [moments.first_absmax, moments.second_absmax].map(|absmax| device.owned(float(absmax))),
         }
     }
 
-    fn into_state(self) -> AdamWState<Cuda> {
+    fn into_moments(self) -> Moments<Cuda> {
         let [first_codes, second_codes] = self.codes.map(int_tensor);
         let [first_absmax, second_absmax] = self.absmax.map(tensor);
-        let moments = EightBitMoments { first_codes, first_absmax, second_codes, second_absmax };
-        AdamWState { parameter: tensor(self.parameter), moments: Moments::EightBit(Box::new(moments)) }
+        Moments::EightBit(Box::new(EightBitMoments { first_codes, first_absmax, second_codes, second_absmax }))
     }
 }
 

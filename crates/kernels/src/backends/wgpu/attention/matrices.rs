@@ -8,7 +8,6 @@ use super::Attention;
 const ROWS: usize = 64;
 const OTHERS: usize = 32;
 
-/// Returns whether the kernel has this width of heads.
 pub(super) fn has_kernel(matrices: Matrices, head_dim: usize) -> bool {
     match head_dim {
         64 => matrices.lanes == 32,
@@ -110,9 +109,7 @@ mod tests {
     /// The largest score of later keys is far above that of the first, so sums begin again several times.
     #[test]
     fn scores_that_grow_over_a_row_have_the_host_s_outputs() {
-        if probe().is_err() {
-            return;
-        }
+        let Ok(()) = probe() else { return };
         Engine::get().emulate_matrices();
         let device = WgpuDevice::DefaultDevice;
         Wgpu::open(&device, &RunShape { gemms: GemmFormat::F16, ..RunShape::default() });

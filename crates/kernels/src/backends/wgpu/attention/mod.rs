@@ -105,7 +105,6 @@ fn has_kernel(qkv: &Qkv<Wgpu>, spec: &AttentionSpec) -> bool {
     qkv.q.dtype() == DType::F32 && spec.head_dim <= MAX_HEAD_DIM
 }
 
-/// Inputs of attention.
 struct Attention<'a> {
     qkv: [Matrix; 3],
     boundaries: Matrix,

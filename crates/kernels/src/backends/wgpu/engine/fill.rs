@@ -9,7 +9,6 @@ use super::tensor::{Matrix, Primitive};
 use super::trace::Cost;
 
 impl Engine {
-    /// Fills a new tensor with a word.
     pub(super) fn fill(&self, tensor: &Primitive, word: u32) {
         let count = (tensor.shape().num_elements() * tensor.dtype.size()).div_ceil(4);
         let matrix = Matrix { rows: 1, width: count, stride: count, offset: 0, tensor: tensor.clone() };
@@ -18,7 +17,6 @@ impl Engine {
         self.launch(&kernel, &operands, &[count as u32, word], in_a_row(count.div_ceil(256)), Cost::default());
     }
 
-    /// Allocates zeros.
     pub(crate) fn zeros(&self, rows: usize, width: usize) -> Matrix {
         let zeros = self.empty_matrix(rows, width);
         self.fill(&zeros.tensor, 0);

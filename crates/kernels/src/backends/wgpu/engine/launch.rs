@@ -85,11 +85,6 @@ impl Pace {
     }
 }
 
-/// Seconds on a device of 1 TFLOP/s and 100 GB/s.
-fn assumed_seconds(cost: Cost) -> f64 {
-    2e-6 + cost.flops / 1e12 + cost.bytes / 1e11
-}
-
 /// Returns workgroups for `count` tasks, which a kernel numbers `workgroup.x + workgroup.y * 65535`.
 pub(crate) fn in_a_row(count: usize) -> [u32; 3] {
     let count = u32::try_from(count.max(1)).expect("fewer workgroups than 2^32");
@@ -142,7 +137,8 @@ impl Engine {
             recording.new_pass();
         }
         recording.launches += 1;
-        recording.seconds += recording.factor * assumed_seconds(cost);
+        // As on a device of 1 TFLOP/s and 100 GB/s.
+        recording.seconds += recording.factor * (2e-6 + cost.flops / 1e12 + cost.bytes / 1e11);
         recording.last = kernel.name;
         let is_first = self.pace.submissions.get() == 0;
         let most = if is_first { FIRST_SECONDS } else { SUBMIT_SECONDS };
@@ -158,7 +154,6 @@ impl Engine {
         self.pace.submissions.set(0);
     }
 
-    /// Submits what is recorded.
     pub(super) fn submit_so_far(&self) {
         let recording = self.recording.borrow_mut().take();
         if let Some(recording) = recording {

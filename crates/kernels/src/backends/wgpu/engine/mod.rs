@@ -73,7 +73,6 @@ pub(super) struct Engine {
     most_bytes: Cell<usize>,
     /// Copies in float16, while products are by matrix units.
     halves: Halves,
-    /// Whether matrix units are emulated.
     emulates: Cell<bool>,
     /// Handles that the open section has bound.
     held: RefCell<Vec<Handle>>,
@@ -202,7 +201,6 @@ impl Engine {
         }
     }
 
-    /// Waits for all work of the device.
     pub(super) fn synchronize(&self) {
         assert!(!self.is_in_section(), "a section does not wait for the device");
         self.flush_burn();

@@ -40,7 +40,6 @@ impl Hash for Kernel {
     }
 }
 
-/// A compiled program.
 pub(super) struct Program {
     pub name: &'static str,
     pub pipeline: wgpu::ComputePipeline,
@@ -60,7 +59,6 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Returns a program, and compiles it at its first use.
     pub(super) fn get(&self, gpu: &Gpu, kernel: &Kernel, are_aliased: bool) -> Rc<Program> {
         let key = (kernel.clone(), are_aliased);
         if let Some(known) = self.known.borrow().get(&key) {
@@ -76,7 +74,6 @@ impl Programs {
 /// Bytes of the parameters that launches pass, which every adapter allows.
 pub(super) const PARAMETER_BYTES: u32 = 128;
 
-/// Returns the text of a kernel's program.
 pub(super) fn text(kernel: &Kernel, are_aliased: bool) -> String {
     let constants: Constants = kernel.constants.iter().copied().collect::<BTreeMap<_, _>>();
     template::expand(kernel.template, &constants, are_aliased)

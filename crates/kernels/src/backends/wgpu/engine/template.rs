@@ -46,11 +46,8 @@ pub(super) fn expand(template: &str, constants: &Constants, are_aliased: bool) -
 
 /// Returns for each binding whether it is only read.
 pub(super) fn bindings(text: &str) -> Vec<bool> {
-    text.match_indices("@binding(").map(|(at, _)| !line_at(text, at).contains("read_write>")).collect()
-}
-
-fn line_at(text: &str, at: usize) -> &str {
-    text[at..].lines().next().unwrap_or_default()
+    let lines = text.match_indices("@binding(").map(|(at, _)| text[at..].lines().next().unwrap_or_default());
+    lines.map(|line| !line.contains("read_write>")).collect()
 }
 
 fn block(lines: &[&str], values: &BTreeMap<String, u32>, text: &mut String) {

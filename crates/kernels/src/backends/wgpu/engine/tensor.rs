@@ -75,7 +75,6 @@ impl Matrix {
         self.rows * self.width
     }
 
-    /// Returns the bytes of all values.
     pub(crate) fn bytes(&self) -> f64 {
         (self.count() * self.tensor.dtype.size()) as f64
     }

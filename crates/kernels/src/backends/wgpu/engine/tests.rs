@@ -10,10 +10,10 @@ use crate::{MemoryOps, OptimizerOps, Session};
 
 type Vector = Tensor<Wgpu, 1>;
 
-fn has_adapter() -> bool {
+fn adapter() -> Option<WgpuDevice> {
     let found = probe();
     assert!(found.is_ok() || std::env::var_os("CI").is_none(), "CI must have a Vulkan adapter: {found:?}");
-    found.is_ok()
+    found.is_ok().then_some(WgpuDevice::DefaultDevice)
 }
 
 fn filled(count: usize, value: f32) -> Vector {
@@ -31,9 +31,7 @@ fn add(a: &Vector, b: &Vector) -> Vector {
 
 #[test]
 fn operations_of_burn_and_ours_alternate_without_waits() {
-    if !has_adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     let mut x = filled(1000, 0.0);
     for round in 0..200 {
         // Burn, ours, Burn in place, ours.
@@ -50,10 +48,8 @@ fn operations_of_burn_and_ours_alternate_without_waits() {
 
 #[test]
 fn a_pause_comes_after_the_work_before_it_and_before_the_work_after_it() {
-    if !has_adapter() {
-        return;
-    }
-    let (one, device) = (filled(64, 1.0), WgpuDevice::DefaultDevice);
+    let Some(device) = adapter() else { return };
+    let one = filled(64, 1.0);
     let total = Wgpu::section(&device, || {
         let mut x = add(&one, &one);
         for _ in 0..20 {
@@ -68,10 +64,7 @@ fn a_pause_comes_after_the_work_before_it_and_before_the_work_after_it() {
 
 #[test]
 fn memory_that_a_section_has_read_is_not_overwritten_before_it_is_submitted() {
-    if !has_adapter() {
-        return;
-    }
-    let device = WgpuDevice::DefaultDevice;
+    let Some(device) = adapter() else { return };
     let sums: Vec<_> = (0..20)
         .map(|round| {
             Wgpu::section(&device, || {
@@ -89,9 +82,7 @@ fn memory_that_a_section_has_read_is_not_overwritten_before_it_is_submitted() {
 
 #[test]
 fn a_section_reads_what_another_thread_has_uploaded() {
-    if !has_adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || (0..50).for_each(|round| sender.send(filled(512, round as f32)).expect("a receiver")));
     for round in 0..50 {
@@ -102,11 +93,9 @@ fn a_section_reads_what_another_thread_has_uploaded() {
 
 #[test]
 fn views_are_read_at_their_offset_and_results_may_have_the_memory_of_operands() {
-    if !has_adapter() {
-        return;
-    }
+    let Some(device) = adapter() else { return };
     let values: Vec<f32> = (0..1000).map(|value| value as f32).collect();
-    let x: Vector = Tensor::from_data(TensorData::new(values, [1000]), &WgpuDevice::DefaultDevice);
+    let x: Vector = Tensor::from_data(TensorData::new(values, [1000]), &device);
     let sum = add(&x.clone().narrow(0, 3, 50), &x.clone().narrow(0, 13, 50));
     assert_eq!(host(sum.clone())[..3], [16.0, 18.0, 20.0]);
     // This sum has no other owner.
@@ -116,9 +105,7 @@ fn views_are_read_at_their_offset_and_results_may_have_the_memory_of_operands() 
 
 #[test]
 fn memory_is_used_again_and_returned() {
-    if !has_adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     let one = filled(1 << 16, 1.0);
     let mut x = add(&one, &one);
     for _ in 0..50 {
@@ -134,12 +121,10 @@ fn memory_is_used_again_and_returned() {
 
 #[test]
 fn memory_of_changing_sizes_does_not_add_up() {
-    if !has_adapter() {
-        return;
-    }
+    let Some(device) = adapter() else { return };
     let mib = 1 << 20;
     for size in (1..=20).map(|size| size * mib) {
-        let one = Tensor::<Wgpu, 1>::ones([size / 4], &WgpuDevice::DefaultDevice);
+        let one = Tensor::<Wgpu, 1>::ones([size / 4], &device);
         assert_eq!(host(add(&one, &one).narrow(0, size / 4 - 1, 1)), [2.0]);
     }
     let [kept, used] = Engine::get().recycled.bytes();
@@ -148,9 +133,7 @@ fn memory_of_changing_sizes_does_not_add_up() {
 
 #[test]
 fn a_wrong_program_is_an_error_with_the_name_of_its_operation() {
-    if !has_adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     let failure = DeviceFailure::catch(|| {
         in_section(|engine| {
             let template = "@binding(_) var<storage, read_write> y: array<f32>;\n@compute @workgroup_size(1) fn main() { y[0] = 1u; }";
@@ -169,9 +152,7 @@ fn a_wrong_program_is_an_error_with_the_name_of_its_operation() {
 #[test]
 fn a_lost_device_is_an_error() {
     const IS_CHILD: &str = "FIREBRICK_TEST_LOSES_ITS_DEVICE";
-    if !has_adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     if std::env::var_os(IS_CHILD).is_some() {
         return lose_the_device();
     }
@@ -194,9 +175,7 @@ fn lose_the_device() {
 
 #[test]
 fn a_tensor_that_is_too_large_is_an_error_and_later_work_goes_on() {
-    if !has_adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     DeviceFailure::quiet_hook();
     let failure = DeviceFailure::catch(|| {
         in_section(|engine| {
@@ -211,9 +190,7 @@ fn a_tensor_that_is_too_large_is_an_error_and_later_work_goes_on() {
 
 #[test]
 fn the_self_test_finds_memory_that_no_kernel_has_written() {
-    if !has_adapter() {
-        return;
-    }
+    let Some(_device) = adapter() else { return };
     let engine = Engine::get();
     engine.fill_new_memory(true);
     let unwritten = engine.section(|| tensor::<2>(engine.empty_matrix(2, 3).tensor));
@@ -223,10 +200,7 @@ fn the_self_test_finds_memory_that_no_kernel_has_written() {
 
 #[test]
 fn bf16_values_are_uploaded_as_f32() {
-    if !has_adapter() {
-        return;
-    }
-    let device = WgpuDevice::DefaultDevice;
+    let Some(device) = adapter() else { return };
     let bytes: Vec<u8> = [0x3f80_u16, 0xc000, 0x7f00].into_iter().flat_map(u16::to_ne_bytes).collect();
     let mut buffer = Wgpu::host_buffer(&device, bytes.len());
     buffer.copy_from_slice(&bytes);

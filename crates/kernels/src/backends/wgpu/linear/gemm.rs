@@ -25,6 +25,12 @@ pub(in super::super) struct Segment<'a> {
     pub scale: f64,
 }
 
+impl<'a> Segment<'a> {
+    pub(in super::super) fn of(a: Turned<'a>, b: Turned<'a>, scale: f64) -> Self {
+        Self { a, b: Values::Matrix(b), scale }
+    }
+}
+
 /// A matrix, or its transpose.
 #[derive(Clone, Copy)]
 pub(in super::super) enum Turned<'a> {

@@ -27,9 +27,25 @@ type Outputs = (Vec<Tensor<Wgpu, 2>>, Option<Box<ProjectSaved<Wgpu>>>);
 
 impl LinearOps for Wgpu {
     fn project(prologue: Prologue<Self>, group: &Group<Self>, epilogue: Epilogue<Self>, keep: Keep) -> Outputs {
+        let has_gates = matches!(epilogue, Epilogue::Heads(HeadsEpilogue { gates_in_queries: true, .. }));
         in_section(|engine| match Parts::of(engine, group, prologue.first_input().dtype()) {
-            Some(parts) if !has_gates(&epilogue) => engine
-                .in_half(group.gemms == GemmFormat::F16, || engine.project(prologue, group, &parts, epilogue, keep)),
+            Some(parts) if !has_gates => engine.in_half(group.gemms == GemmFormat::F16, || {
+                let x = engine.prologue_output(&prologue);
+                let u = engine.low_rank(&engine.adapter_input(&x, group), group, &parts);
+                let (add, epilogue) = match epilogue {
+                    Epilogue::Residual(residual_no) => (Some(engine.matrix(residual_no)), Epilogue::None),
+                    epilogue => (None, epilogue),
+                };
+                let outputs = engine.outputs(&x, u.as_ref(), group, &parts, add.as_ref());
+                let (outputs, heads, output_norm) = engine.apply_epilogue(outputs, epilogue, keep);
+                let saved = (keep != Keep::Nothing).then(|| {
+                    let is_computed = !matches!(prologue, Prologue::None { .. });
+                    let prologue_output = (keep == Keep::Everything && is_computed).then(|| tensor(x.tensor));
+                    let low_rank = u.map(|u| tensor(u.tensor));
+                    Box::new(ProjectSaved { prologue, prologue_output, low_rank, unscaled: None, heads, output_norm })
+                });
+                (outputs, saved)
+            }),
             _ => engine.pause(|| linear::project(prologue, group, epilogue, keep)),
         })
     }
@@ -42,17 +58,60 @@ impl LinearOps for Wgpu {
     ) -> ProjectGradients<Self> {
         let has_gates = saved.heads.as_ref().is_some_and(|heads| heads.epilogue.gates_in_queries);
         in_section(|engine| match Parts::of(engine, &group, saved.prologue.first_input().dtype()) {
-            Some(parts) if !has_gates => {
-                let is_half = group.gemms == GemmFormat::F16;
-                engine.in_half(is_half, || engine.project_backward(saved, group, &parts, d_outputs, d_residual_ni))
-            }
+            Some(parts) if !has_gates => engine.in_half(group.gemms == GemmFormat::F16, || {
+                let ProjectSaved { prologue, prologue_output, low_rank, heads, output_norm, .. } = saved;
+                let outputs = heads.as_ref().map_or(group.parts.len(), |heads| heads.epilogue.parts.len());
+                assert_eq!(outputs, d_outputs.len(), "each output has one gradient");
+                let d_parts: Vec<Matrix> = d_outputs.into_iter().map(|d_output| engine.matrix(d_output)).collect();
+                let (d_parts, head_norms) = match heads {
+                    Some(heads) => engine.heads_backward(heads, d_parts),
+                    None => (d_parts, Vec::new()),
+                };
+                let (d_parts, output_norm) = match output_norm {
+                    Some(SavedOutputNorm { norm, raw }) => {
+                        let (d_raw, d_weight) =
+                            engine.rms_norm_backward(&engine.matrix(raw), &norm, &into_single(d_parts), None);
+                        (vec![d_raw], d_weight.map(Matrix::into_vector))
+                    }
+                    None => (d_parts, None),
+                };
+                let x =
+                    prologue_output.map_or_else(|| engine.prologue_output(&prologue), |output| engine.matrix(output));
+                let adapters_x = engine.adapter_input(&x, &group);
+                let u = low_rank.map(|u| engine.matrix(u)).or_else(|| engine.low_rank(&adapters_x, &group, &parts));
+                let t = engine.d_low_rank(&d_parts, &group, &parts);
+                let residual = d_residual_ni.map(|residual| engine.matrix(residual));
+                let is_plain = matches!(prologue, Prologue::None { .. });
+                let add = residual.as_ref().filter(|_| is_plain);
+                let d_x = match group.dropout.as_ref().zip(t.as_ref()) {
+                    Some((mask, t)) => {
+                        let of_weights = engine.d_input(&d_parts, None, &group, &parts, add);
+                        engine.dropped(&engine.through_adapters(t, &group, &parts), mask, Some(of_weights))
+                    }
+                    None => engine.d_input(&d_parts, t.as_ref(), &group, &parts, add),
+                };
+                let modules =
+                    engine.parameter_gradients([&x, &adapters_x], [u.as_ref(), t.as_ref()], &d_parts, group, &parts);
+                let (input, norm) = match prologue {
+                    Prologue::None { .. } => (InputGradient::Plain(tensor(d_x.tensor)), None),
+                    Prologue::Norm { x, norm } => {
+                        let (dx, d_weight) =
+                            engine.rms_norm_backward(&engine.matrix(x), &norm, &d_x, residual.as_ref());
+                        (InputGradient::Plain(tensor(dx.tensor)), d_weight.map(Matrix::into_vector))
+                    }
+                    Prologue::Gated { gate, up, activation } => {
+                        assert!(residual.is_none(), "a gated prologue has no residual path around it");
+                        let [d_gate, d_up] = engine
+                            .gated_backward(&engine.matrix(gate), &engine.matrix(up), activation, &d_x)
+                            .map(|d| tensor(d.tensor));
+                        (InputGradient::Gated { d_gate, d_up }, None)
+                    }
+                };
+                ProjectGradients { input, norm, output_norm, head_norms, modules }
+            }),
             _ => engine.pause(|| linear::project_backward(saved, group, d_outputs, d_residual_ni)),
         })
     }
-}
-
-fn has_gates(epilogue: &Epilogue<Wgpu>) -> bool {
-    matches!(epilogue, Epilogue::Heads(HeadsEpilogue { gates_in_queries: true, .. }))
 }
 
 /// Weights of a group as operands, and which columns of each module are in which part.
@@ -111,31 +170,6 @@ impl Parts {
 }
 
 impl Engine {
-    fn project(
-        &self,
-        prologue: Prologue<Wgpu>,
-        group: &Group<Wgpu>,
-        parts: &Parts,
-        epilogue: Epilogue<Wgpu>,
-        keep: Keep,
-    ) -> Outputs {
-        let x = self.prologue_output(&prologue);
-        let u = self.low_rank(&self.adapter_input(&x, group), group, parts);
-        let (add, epilogue) = match epilogue {
-            Epilogue::Residual(residual_no) => (Some(self.matrix(residual_no)), Epilogue::None),
-            epilogue => (None, epilogue),
-        };
-        let outputs = self.outputs(&x, u.as_ref(), group, parts, add.as_ref());
-        let (outputs, heads, output_norm) = self.apply_epilogue(outputs, epilogue, keep);
-        let saved = (keep != Keep::Nothing).then(|| {
-            let is_computed = !matches!(prologue, Prologue::None { .. });
-            let prologue_output = (keep == Keep::Everything && is_computed).then(|| tensor(x.tensor));
-            let low_rank = u.map(|u| tensor(u.tensor));
-            Box::new(ProjectSaved { prologue, prologue_output, low_rank, unscaled: None, heads, output_norm })
-        });
-        (outputs, saved)
-    }
-
     fn prologue_output(&self, prologue: &Prologue<Wgpu>) -> Matrix {
         match prologue {
             Prologue::None { x } => self.matrix(x.clone()),
@@ -161,7 +195,7 @@ impl Engine {
         for (module, ranks) in group.modules.iter().zip(&parts.ranks) {
             if let Some(pair) = &module.adapter {
                 let a = self.matrix(pair.a.clone());
-                let product = Segment { a: Turned::Rows(x), b: Values::Matrix(Turned::Rows(&a)), scale: 1.0 };
+                let product = Segment::of(Turned::Rows(x), Turned::Rows(&a), 1.0);
                 let to = u.columns(ranks.start, ranks.len());
                 // After dropout, x is not the A that the outputs' products have.
                 match group.dropout {
@@ -197,11 +231,7 @@ impl Engine {
                 )
             });
             let mut segments = vec![Segment { a: Turned::Rows(x), b: weight, scale: 1.0 }];
-            segments.extend(pair.as_ref().map(|(u, b, scale)| Segment {
-                a: Turned::Rows(u),
-                b: Values::Matrix(Turned::Rows(b)),
-                scale: *scale,
-            }));
+            segments.extend(pair.as_ref().map(|(u, b, scale)| Segment::of(Turned::Rows(u), Turned::Rows(b), *scale)));
             let bias =
                 module.bias.as_ref().map(|bias| self.f32_matrix(bias.value.clone()).columns(rows.start, rows.len()));
             let add = add.map(columns);
@@ -235,61 +265,6 @@ impl Engine {
         }
     }
 
-    fn project_backward(
-        &self,
-        saved: ProjectSaved<Wgpu>,
-        group: Group<Wgpu>,
-        parts: &Parts,
-        d_outputs: Vec<Tensor<Wgpu, 2>>,
-        d_residual_ni: Option<Tensor<Wgpu, 2>>,
-    ) -> ProjectGradients<Wgpu> {
-        let ProjectSaved { prologue, prologue_output, low_rank, heads, output_norm, .. } = saved;
-        let outputs = heads.as_ref().map_or(group.parts.len(), |heads| heads.epilogue.parts.len());
-        assert_eq!(outputs, d_outputs.len(), "each output has one gradient");
-        let d_parts: Vec<Matrix> = d_outputs.into_iter().map(|d_output| self.matrix(d_output)).collect();
-        let (d_parts, head_norms) = match heads {
-            Some(heads) => self.heads_backward(heads, d_parts),
-            None => (d_parts, Vec::new()),
-        };
-        let (d_parts, output_norm) = match output_norm {
-            Some(SavedOutputNorm { norm, raw }) => {
-                let (d_raw, d_weight) = self.rms_norm_backward(&self.matrix(raw), &norm, &into_single(d_parts), None);
-                (vec![d_raw], d_weight.map(Matrix::into_vector))
-            }
-            None => (d_parts, None),
-        };
-        let x = prologue_output.map_or_else(|| self.prologue_output(&prologue), |output| self.matrix(output));
-        let adapters_x = self.adapter_input(&x, &group);
-        let u = low_rank.map(|u| self.matrix(u)).or_else(|| self.low_rank(&adapters_x, &group, parts));
-        let t = self.d_low_rank(&d_parts, &group, parts);
-        let residual = d_residual_ni.map(|residual| self.matrix(residual));
-        let is_plain = matches!(prologue, Prologue::None { .. });
-        let add = residual.as_ref().filter(|_| is_plain);
-        let d_x = match group.dropout.as_ref().zip(t.as_ref()) {
-            Some((mask, t)) => {
-                let of_weights = self.d_input(&d_parts, None, &group, parts, add);
-                self.dropped(&self.through_adapters(t, &group, parts), mask, Some(of_weights))
-            }
-            None => self.d_input(&d_parts, t.as_ref(), &group, parts, add),
-        };
-        let modules = self.parameter_gradients([&x, &adapters_x], [u.as_ref(), t.as_ref()], &d_parts, group, parts);
-        let (input, norm) = match prologue {
-            Prologue::None { .. } => (InputGradient::Plain(tensor(d_x.tensor)), None),
-            Prologue::Norm { x, norm } => {
-                let (dx, d_weight) = self.rms_norm_backward(&self.matrix(x), &norm, &d_x, residual.as_ref());
-                (InputGradient::Plain(tensor(dx.tensor)), d_weight.map(Matrix::into_vector))
-            }
-            Prologue::Gated { gate, up, activation } => {
-                assert!(residual.is_none(), "a gated prologue has no residual path around it");
-                let [d_gate, d_up] = self
-                    .gated_backward(&self.matrix(gate), &self.matrix(up), activation, &d_x)
-                    .map(|d| tensor(d.tensor));
-                (InputGradient::Gated { d_gate, d_up }, None)
-            }
-        };
-        ProjectGradients { input, norm, output_norm, head_norms, modules }
-    }
-
     /// Computes `s dy B` of all adapters, `[n, ranks]`.
     fn d_low_rank(&self, d_parts: &[Matrix], group: &Group<Wgpu>, parts: &Parts) -> Option<Matrix> {
         let t = (parts.rank() > 0).then(|| self.empty_matrix(d_parts[0].rows, parts.rank()))?;
@@ -300,7 +275,7 @@ impl Engine {
             let to = t.columns(ranks.start, ranks.len());
             let b = self.matrix(pair.b.clone()).rows(rows.start, rows.len());
             let dy = d_parts[*part].columns(*column, rows.len());
-            let product = Segment { a: Turned::Rows(&dy), b: Values::Matrix(Turned::Columns(&b)), scale: pair.scale };
+            let product = Segment::of(Turned::Rows(&dy), Turned::Columns(&b), pair.scale);
             if rows.len() == group.modules[*module].columns.len() {
                 self.low_rank_gemm("d_low_rank", &to, product, 1.0);
                 continue;
@@ -333,11 +308,7 @@ impl Engine {
                 let ranks = &parts.ranks[*module];
                 (t.columns(ranks.start, ranks.len()), self.matrix(pair.a.clone()))
             });
-            segments.extend(pair.as_ref().map(|(t, a)| Segment {
-                a: Turned::Rows(t),
-                b: Values::Matrix(Turned::Columns(a)),
-                scale: 1.0,
-            }));
+            segments.extend(pair.as_ref().map(|(t, a)| Segment::of(Turned::Rows(t), Turned::Columns(a), 1.0)));
             self.gemm("d_input", &d_x, &segments, None, add);
             add = Some(&d_x);
         }
@@ -351,7 +322,7 @@ impl Engine {
         for (module, ranks) in group.modules.iter().zip(&parts.ranks) {
             if let Some(pair) = &module.adapter {
                 let (t, a) = (t.columns(ranks.start, ranks.len()), self.matrix(pair.a.clone()));
-                let product = Segment { a: Turned::Rows(&t), b: Values::Matrix(Turned::Columns(&a)), scale: 1.0 };
+                let product = Segment::of(Turned::Rows(&t), Turned::Columns(&a), 1.0);
                 self.gemm("d_adapters", &sum, &[product], None, (!is_first).then_some(&sum));
                 is_first = false;
             }
@@ -376,13 +347,11 @@ impl Engine {
                 let [u, t] = [u, t].map(|low| low.columns(ranks.start, ranks.len()));
                 let [da, db] =
                     [[ranks.len(), x.width], [width, ranks.len()]].map(|[rows, width]| self.empty_matrix(rows, width));
-                let x = Values::Matrix(Turned::Columns(adapters_x));
-                let product = Segment { a: Turned::Columns(&t), b: x, scale: 1.0 };
+                let product = Segment::of(Turned::Columns(&t), Turned::Columns(adapters_x), 1.0);
                 self.gemm("adapter_gradient", &da, &[product], None, None);
                 for shared in shared() {
                     let dy = dy(shared);
-                    let product =
-                        Segment { a: Turned::Columns(&dy), b: Values::Matrix(Turned::Columns(&u)), scale: pair.scale };
+                    let product = Segment::of(Turned::Columns(&dy), Turned::Columns(&u), pair.scale);
                     let to = db.rows(shared.rows.start, shared.rows.len());
                     self.gemm("adapter_gradient", &to, &[product], None, None);
                 }
@@ -396,8 +365,7 @@ impl Engine {
             let weight = weight.map(|(sum, adds)| {
                 for shared in shared() {
                     let dy = dy(shared);
-                    let product =
-                        Segment { a: Turned::Columns(&dy), b: Values::Matrix(Turned::Columns(x)), scale: 1.0 };
+                    let product = Segment::of(Turned::Columns(&dy), Turned::Columns(x), 1.0);
                     let to = sum.rows(shared.rows.start, shared.rows.len());
                     self.gemm("weight_gradient", &to, &[product], None, adds.then_some(&to));
                 }

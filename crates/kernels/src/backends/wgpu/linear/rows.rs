@@ -7,7 +7,6 @@ use super::super::engine::{Cost, Engine, Half, Kernel, Matrix, Operand, Wgpu, in
 use crate::linear::{HeadPart, HeadRole, HeadsEpilogue, RotaryTables, SavedHeads};
 use crate::norm::NormWeight;
 
-/// Threads of a workgroup.
 const THREADS: usize = 256;
 
 impl Engine {
@@ -18,7 +17,6 @@ impl Engine {
         y
     }
 
-    /// Computes the gradients of gate and up.
     pub(super) fn gated_backward(
         &self,
         gate: &Matrix,
@@ -101,7 +99,6 @@ impl Engine {
         self.launch(kernel, operands, parameters, in_a_row(like.count().div_ceil(THREADS)), cost);
     }
 
-    /// Normalizes and rotates the heads of a part.
     pub(super) fn head_part(&self, x: Matrix, part: &HeadPart<Wgpu>, heads: &HeadsEpilogue<Wgpu>) -> Matrix {
         let (rows, width) = (x.rows, x.width);
         let x = match &part.norm {
@@ -158,7 +155,6 @@ impl Engine {
     }
 }
 
-/// How heads are turned.
 #[derive(Clone, Copy)]
 pub(super) struct Turn {
     /// Whether they are multiplied by the factor of their token.

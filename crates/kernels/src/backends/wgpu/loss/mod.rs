@@ -9,7 +9,7 @@ use burn_tensor::{DType, Int, Tensor};
 
 use super::engine::{Cost, Engine, Kernel, Matrix, Operand, Wgpu, in_a_row, in_section, int_primitive, tensor};
 use super::is_in_half;
-use super::linear::{Segment, Turned, Values, WeightOperand};
+use super::linear::{Segment, Turned, Values};
 use crate::embedding::reference as embedding;
 use crate::linear::WeightGradient;
 use crate::loss::{CrossEntropy, CrossEntropyOptions, LossTargets, reference};
@@ -37,9 +37,65 @@ impl LossOps for Wgpu {
     ) -> CrossEntropy<Self> {
         in_section(|engine| {
             let operand = engine.weight(head).filter(|_| hidden_nd.dtype() == DType::F32 && targets.count > 0);
-            match operand {
-                Some(head) => engine.linear_cross_entropy(&engine.matrix(hidden_nd), &head, targets, options),
-                None => engine.pause(|| reference::linear_cross_entropy(hidden_nd, head, targets, options)),
+            let Some(operand) = operand else {
+                return engine.pause(|| reference::linear_cross_entropy(hidden_nd, head, targets, options));
+            };
+            let hidden = engine.matrix(hidden_nd);
+            let [vocabulary, width] = operand.shape();
+            let given = Targets {
+                positions: engine.matrix_of(int_primitive(targets.positions_m.clone())),
+                ids: engine.matrix_of(int_primitive(targets.targets_m.clone())),
+                weights: targets.weights_m.as_ref().map(|weights| engine.matrix(weights.clone())),
+            };
+            let [log_probs, correct] = [(); 2].map(|()| engine.empty_matrix(1, targets.count));
+            let d_hidden = options.gradient_scale.map(|_| engine.zeros(hidden.rows, width));
+            let runs = options.weight_rows.clone().unwrap_or_else(|| std::iter::once(0..vocabulary).collect());
+            let wants_weight = options.weight_gradient.is_needed() && options.gradient_scale.is_some();
+            let (mut d_weight, mut has_sum) = match options.weight_gradient.clone() {
+                WeightGradient::AddTo(sum) => (Some(engine.writable(sum)), true),
+                _ => (wants_weight.then(|| engine.empty_matrix(runs.iter().map(Range::len).sum(), width)), false),
+            };
+            // A chunk's logits are one binding.
+            let chunk = options.chunk_tokens.min(engine.most_values() / vocabulary).max(1);
+            // Every chunk has room for the most rows, so that the next one has the same memory.
+            let room = chunk.min(hidden.rows);
+            // Copies in float16 live as long as a chunk.
+            let mut of_chunk = |start: usize| {
+                let rows = chunk.min(targets.count - start);
+                let positions = given.positions.columns(start, rows);
+                let logits = engine.empty_matrix(room, vocabulary).rows(0, rows);
+                let hidden = engine.gather("gather", &hidden, &positions, 1.0);
+                let weight = |is_turned| Values::Weight { operand: &operand, rows: 0..vocabulary, is_turned };
+                let product = Segment { a: Turned::Rows(&hidden), b: weight(false), scale: 1.0 };
+                engine.gemm("head", &logits, &[product], None, None);
+                engine.cross_entropy(&logits, start, &given, &options, [&log_probs, &correct]);
+                let Some(d_hidden) = &d_hidden else { return };
+                let d_rows = engine.empty_matrix(room, width).rows(0, rows);
+                let product = Segment { a: Turned::Rows(&logits), b: weight(true), scale: 1.0 };
+                engine.gemm("head_input", &d_rows, &[product], None, None);
+                engine.scatter(&d_rows, &positions, d_hidden);
+                if let Some(d_weight) = d_weight.as_ref().filter(|_| wants_weight) {
+                    let mut row = 0;
+                    for run in &runs {
+                        let d_logits = logits.columns(run.start, run.len());
+                        let product = Segment::of(Turned::Columns(&d_logits), Turned::Columns(&hidden), 1.0);
+                        let to = d_weight.rows(row, run.len());
+                        engine.gemm("head_gradient", &to, &[product], None, has_sum.then_some(&to));
+                        row += run.len();
+                    }
+                    has_sum = true;
+                }
+            };
+            for start in (0..targets.count).step_by(chunk) {
+                engine.with_room(room, || engine.in_half(is_in_half(), || of_chunk(start)));
+            }
+            let loss_sum = engine.sum(&log_probs, given.weights.as_ref(), -1.0);
+            CrossEntropy {
+                loss_sum: loss_sum.into_vector(),
+                log_probs_m: options.log_probs.then(|| log_probs.into_vector()),
+                correct: options.correct.then(|| engine.sum(&correct, None, 1.0).into_vector()),
+                d_hidden_nd: d_hidden.map(|d_hidden| tensor(d_hidden.tensor)),
+                d_weight_vd: d_weight.take().map(|d_weight| tensor(d_weight.tensor)),
             }
         })
     }
@@ -53,75 +109,6 @@ struct Targets {
 }
 
 impl Engine {
-    fn linear_cross_entropy(
-        &self,
-        hidden: &Matrix,
-        head: &WeightOperand,
-        targets: &LossTargets<Wgpu>,
-        options: CrossEntropyOptions<Wgpu>,
-    ) -> CrossEntropy<Wgpu> {
-        let [vocabulary, width] = head.shape();
-        let given = Targets {
-            positions: self.matrix_of(int_primitive(targets.positions_m.clone())),
-            ids: self.matrix_of(int_primitive(targets.targets_m.clone())),
-            weights: targets.weights_m.as_ref().map(|weights| self.matrix(weights.clone())),
-        };
-        let [log_probs, correct] = [(); 2].map(|()| self.empty_matrix(1, targets.count));
-        let d_hidden = options.gradient_scale.map(|_| self.zeros(hidden.rows, width));
-        let runs = options.weight_rows.clone().unwrap_or_else(|| std::iter::once(0..vocabulary).collect());
-        let wants_weight = options.weight_gradient.is_needed() && options.gradient_scale.is_some();
-        let (mut d_weight, mut has_sum) = match options.weight_gradient.clone() {
-            WeightGradient::AddTo(sum) => (Some(self.writable(sum)), true),
-            _ => (wants_weight.then(|| self.empty_matrix(runs.iter().map(Range::len).sum(), width)), false),
-        };
-        // A chunk's logits are one binding.
-        let chunk = options.chunk_tokens.min(self.most_values() / vocabulary).max(1);
-        // Every chunk has room for the most rows, so that the next one has the same memory.
-        let room = chunk.min(hidden.rows);
-        // Copies in float16 live as long as a chunk.
-        let mut of_chunk = |start: usize| {
-            let rows = chunk.min(targets.count - start);
-            let positions = given.positions.columns(start, rows);
-            let logits = self.empty_matrix(room, vocabulary).rows(0, rows);
-            let hidden = self.gather("gather", hidden, &positions, 1.0);
-            let weight = |is_turned| Values::Weight { operand: head, rows: 0..vocabulary, is_turned };
-            let product = Segment { a: Turned::Rows(&hidden), b: weight(false), scale: 1.0 };
-            self.gemm("head", &logits, &[product], None, None);
-            self.cross_entropy(&logits, start, &given, &options, [&log_probs, &correct]);
-            let Some(d_hidden) = &d_hidden else { return };
-            let d_rows = self.empty_matrix(room, width).rows(0, rows);
-            let product = Segment { a: Turned::Rows(&logits), b: weight(true), scale: 1.0 };
-            self.gemm("head_input", &d_rows, &[product], None, None);
-            self.scatter(&d_rows, &positions, d_hidden);
-            if let Some(d_weight) = d_weight.as_ref().filter(|_| wants_weight) {
-                let mut row = 0;
-                for run in &runs {
-                    let d_logits = logits.columns(run.start, run.len());
-                    let product = Segment {
-                        a: Turned::Columns(&d_logits),
-                        b: Values::Matrix(Turned::Columns(&hidden)),
-                        scale: 1.0,
-                    };
-                    let to = d_weight.rows(row, run.len());
-                    self.gemm("head_gradient", &to, &[product], None, has_sum.then_some(&to));
-                    row += run.len();
-                }
-                has_sum = true;
-            }
-        };
-        for start in (0..targets.count).step_by(chunk) {
-            self.with_room(room, || self.in_half(is_in_half(), || of_chunk(start)));
-        }
-        let loss_sum = self.sum(&log_probs, given.weights.as_ref(), -1.0);
-        CrossEntropy {
-            loss_sum: loss_sum.into_vector(),
-            log_probs_m: options.log_probs.then(|| log_probs.into_vector()),
-            correct: options.correct.then(|| self.sum(&correct, None, 1.0).into_vector()),
-            d_hidden_nd: d_hidden.map(|d_hidden| tensor(d_hidden.tensor)),
-            d_weight_vd: d_weight.take().map(|d_weight| tensor(d_weight.tensor)),
-        }
-    }
-
     /// Computes the log probabilities of a chunk's targets and whether they are the most probable, and replaces its logits by their gradient.
     fn cross_entropy(
         &self,

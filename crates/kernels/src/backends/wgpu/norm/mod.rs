@@ -3,6 +3,7 @@
 use burn_tensor::{DType, Tensor};
 
 use super::engine::{Cost, Engine, Half, Kernel, Matrix, Operand, Wgpu, in_a_row, in_section, tensor};
+use crate::dtype::plus;
 use crate::norm::reference;
 use crate::{NormOps, NormWeight};
 
@@ -17,7 +18,7 @@ impl NormOps for Wgpu {
     ) -> Tensor<Self, 2> {
         in_section(|engine| {
             if x_nd.dtype() != DType::F32 {
-                return engine.pause(|| reference::plus(reference::forward(x_nd, norm), residual_nd));
+                return engine.pause(|| plus(reference::forward(x_nd, norm), residual_nd));
             }
             let residual = residual_nd.map(|residual_nd| engine.matrix(residual_nd));
             tensor(engine.rms_norm(&engine.matrix(x_nd), norm, residual.as_ref()).tensor)

@@ -8,13 +8,13 @@
 
 use std::ops::Range;
 
-use burn_tensor::{DType, Tensor};
+use burn_tensor::DType;
 use firebrick_arch::Activation;
 
 use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel};
 use super::{Adapters, GateUp, LowRankGradient, PreparedFactors};
 use crate::backends::cuda::device::Device;
-use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, MatrixView, Source, arguments};
+use crate::backends::cuda::engine::{BlockArguments, DeviceBlock, MatrixView, Source, arguments};
 use crate::backends::cuda::linear::gated::{GatedOperands, gate_and_up};
 use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::passes::{GATED_STAGES, GATED_TILE, LowRankPass, gated_tokens};
@@ -35,11 +35,6 @@ pub(crate) struct GatedAdapters {
     down: AdapterArgument,
     d_a: MatrixView,
     /// `x Aᵀ` of gate and up.
-    low: MatrixView,
-    adapters: Adapters,
-}
-
-struct OfGateUp {
     low: MatrixView,
     adapters: Adapters,
 }
@@ -90,7 +85,16 @@ impl Device {
         if group.route.d_a_pass.is_none() || !gradient.has_b_gradients() || !is_in_vectors {
             return None;
         }
-        let OfGateUp { low, adapters } = self.gate_up_adapters(next.group, next.low_rank?, operands)?;
+        // The gradients of gate and up need room for their adapters'.
+        let room = next.group.route.room();
+        let has_room = room > 0 && self.has_room_in_place(&operands.target, room);
+        if !has_room || !operands.blocks.iter().all(DeviceBlock::begins_on_vectors) {
+            return None;
+        }
+        let (low, dtype) = (self.matrix(next.low_rank?.clone()), operands.target.dtype);
+        // The group's weight, which contains the adapters, is materialized first.
+        let weight = self.group_weight(next.group, dtype);
+        let adapters = self.adapters(next.group, dtype, weight.as_ref(), None)?;
         let pieces = next.group.route.gated_backward(&group.route).filter(|_| low.begins_on_vectors())?;
         let d_a = self.empty_matrix(gradient.d_low.width, dy.width, DType::F32);
         Some(GatedAdapters { pieces, down: down_adapter(gradient, &d_a), d_a, low, adapters })
@@ -111,60 +115,31 @@ impl Device {
         of_adapters.push((AdapterArgument { first_column: operands.target.width as i32, ..down }, 0));
         let of_adapters = AdaptersArgument::new(&of_adapters);
         for tokens in rounds(kernel.pass, &operands.blocks[0]) {
-            self.launch_gated_backward(&kernel, &operands, dy, of_adapters, tokens);
+            let here = |block: DeviceBlock| block.rows(tokens.start, tokens.len());
+            let [gate, up, d_gate, d_up] = operands.blocks.map(here);
+            let dy = here(dy.block);
+            let mut of_adapters = of_adapters;
+            of_adapters.move_to(tokens.start);
+            let sums = self.sums(&kernel, &mut of_adapters, kernel.pass.chunks(gate.width), gate.rows);
+            let arguments = arguments! { dgate: rows(&d_gate), dup: rows(&d_up), d_stride: long(d_gate.stride) };
+            let arguments = arguments! {
+                gate_and_up(arguments, [gate, up]) =>
+                dy: rows(&dy), dy_stride: long(dy.stride), low_parts: address(sums.over_columns),
+                parts: address(sums.over_tokens), adapters: value(&of_adapters), n: int(gate.rows),
+            };
+            let launch = kernel.launch("gated_backward_low_rank", gate.dtype, &sums, 5 * gate.bytes());
+            // SAFETY: all matrices are rows of this width at the strides given, on 16 bytes; gate and up lie in the target, which is held, since only
+            // a buffer of theirs has room for low-rank gradients; low-rank values have these rows and the ranks of their adapters; B is
+            // [width, rank] at its strides; the scratch memory has room for the sums.
+            unsafe { self.launch(launch, &arguments) };
+            let of_gate_up = of_adapters.first(2);
+            let d_low = here(operands.target.block.columns_after(of_gate_up.ranks()));
+            self.add_over_columns(&kernel, d_low, &of_gate_up, &sums);
+            self.add_over_tokens(&kernel, gate.dtype, &of_adapters, &sums, tokens.start > 0);
         }
         let both = operands.target;
         let of_gate_up = PreparedFactors { dy: both.block, d_b };
         GatedFactors { both, d_a, of_gate_up }
-    }
-
-    fn launch_gated_backward(
-        &self,
-        kernel: &LowRankKernel,
-        operands: &GatedOperands,
-        dy: &MatrixView,
-        mut of_adapters: AdaptersArgument,
-        tokens: Range<usize>,
-    ) {
-        let here = |block: DeviceBlock| block.rows(tokens.start, tokens.len());
-        let [gate, up, d_gate, d_up] = operands.blocks.map(here);
-        let dy = here(dy.block);
-        of_adapters.move_to(tokens.start);
-        let sums = self.sums(kernel, &mut of_adapters, kernel.pass.chunks(gate.width), gate.rows);
-        let arguments = arguments! { dgate: rows(&d_gate), dup: rows(&d_up), d_stride: long(d_gate.stride) };
-        let arguments = arguments! {
-            gate_and_up(arguments, [gate, up]) =>
-            dy: rows(&dy), dy_stride: long(dy.stride), low_parts: address(sums.over_columns),
-            parts: address(sums.over_tokens), adapters: value(&of_adapters), n: int(gate.rows),
-        };
-        let launch = kernel.launch("gated_backward_low_rank", gate.dtype, &sums, 5 * gate.bytes());
-        // SAFETY: all matrices are rows of this width at the strides given, on 16 bytes; gate and up lie in the target, which is held, since only
-        // a buffer of theirs has room for low-rank gradients; low-rank values have these rows and the ranks of their adapters; B is
-        // [width, rank] at its strides; the scratch memory has room for the sums.
-        unsafe { self.launch(launch, &arguments) };
-        let of_gate_up = of_adapters.first(2);
-        let d_low = here(operands.target.block.columns_after(of_gate_up.ranks()));
-        self.add_over_columns(kernel, d_low, &of_gate_up, &sums);
-        self.add_over_tokens(kernel, gate.dtype, &of_adapters, &sums, tokens.start > 0);
-    }
-
-    /// Returns the adapters of gate and up, if the gradients have room for theirs. The group's weight, which contains them, is materialized first.
-    fn gate_up_adapters(
-        &self,
-        group: &Routed<'_>,
-        low_rank: &Tensor<Cuda, 2>,
-        operands: &GatedOperands,
-    ) -> Option<OfGateUp> {
-        let room = group.route.room();
-        let has_room = room > 0 && self.has_room_in_place(&operands.target, room);
-        if !has_room || !operands.blocks.iter().all(DeviceBlock::begins_on_vectors) {
-            return None;
-        }
-        let low = self.matrix(low_rank.clone());
-        let dtype = operands.target.dtype;
-        let weight = self.group_weight(group, dtype);
-        let adapters = self.adapters(group, dtype, weight.as_ref(), None)?;
-        Some(OfGateUp { low, adapters })
     }
 }
 

@@ -208,13 +208,34 @@ impl Device {
         let LowRankGradient { adapters, d_low, d_b, d_a } = gradient;
         let x = || x.expect("what adapters read is there unless their gradients are");
         if let Some(experts) = adapters.experts {
-            let low = low.unwrap_or_else(|| self.low_rank(x(), adapters));
-            return self.expert_factors(x(), low, dy, gradient, experts);
+            let (x, low) = (x(), low.unwrap_or_else(|| self.low_rank(x(), adapters)));
+            // One launch for all A, and one for all B.
+            let sums = |operands: Vec<(DeviceBlock, DeviceBlock, f64)>| {
+                let of = |(left, right, alpha): (DeviceBlock, DeviceBlock, f64)| {
+                    let sum = self.empty_matrix(experts.count * left.width, right.width, DType::F32);
+                    (Gemm { alpha, ..Gemm::token_sum("lora gradient", left, right) }, sum)
+                };
+                let sums: Vec<_> = operands.into_iter().map(of).collect();
+                let blocks: Vec<_> = sums.iter().map(|(gemm, sum)| (*gemm, sum.block)).collect();
+                self.expert_sums(&blocks, experts);
+                sums.into_iter().map(|(_, sum)| tensor(sum.tensor))
+            };
+            let places = &adapters.places;
+            let d_a = sums(places.iter().map(|place| (place.ranks_of(*d_low), x, 1.0)).collect());
+            let of_b = |place: &AdapterSlot| (place.columns_of(dy), place.ranks_of(low), place.scale);
+            let d_b = sums(places.iter().map(of_b).collect());
+            return places.iter().zip(d_a.zip(d_b)).map(|(place, factors)| (place.module, factors)).collect();
         }
         let da = d_a.clone().unwrap_or_else(|| self.sum_over_tokens(*d_low, x()));
         let d_b = d_b.clone().unwrap_or_else(|| {
             let low = low.unwrap_or_else(|| self.low_rank(x(), adapters));
-            adapters.places.iter().map(|place| self.b_gradient(place, dy, low)).collect()
+            let of_place = |place: &AdapterSlot| {
+                let d_b = self.empty_matrix(place.columns[1], place.ranks[1], DType::F32);
+                let sum = Gemm::token_sum("lora gradient", place.columns_of(dy), place.ranks_of(low));
+                self.gemm(Gemm { alpha: place.scale, ..sum }, d_b.block);
+                d_b
+            };
+            adapters.places.iter().map(of_place).collect()
         });
         let factors = |(place, d_b): (&AdapterSlot, MatrixView)| {
             let [first, rank] = place.ranks;
@@ -223,46 +244,11 @@ impl Device {
         adapters.places.iter().zip(d_b).map(factors).collect()
     }
 
-    /// Computes `dA` and `dB` of each adapter of a stack, `[e * r, i]` and `[e * o, r]`, with the index of its module.
-    fn expert_factors(
-        &self,
-        x: DeviceBlock,
-        low: DeviceBlock,
-        dy: DeviceBlock,
-        gradient: &LowRankGradient,
-        experts: OfExperts,
-    ) -> Vec<(usize, FactorGradients)> {
-        // One launch for all A, and one for all B.
-        let sums = |operands: Vec<(DeviceBlock, DeviceBlock, f64)>| {
-            let of = |(left, right, alpha): (DeviceBlock, DeviceBlock, f64)| {
-                let sum = self.empty_matrix(experts.count * left.width, right.width, DType::F32);
-                (Gemm { alpha, ..Gemm::token_sum("lora gradient", left, right) }, sum)
-            };
-            let sums: Vec<_> = operands.into_iter().map(of).collect();
-            let blocks: Vec<_> = sums.iter().map(|(gemm, sum)| (*gemm, sum.block)).collect();
-            self.expert_sums(&blocks, experts);
-            sums.into_iter().map(|(_, sum)| tensor(sum.tensor))
-        };
-        let places = &gradient.adapters.places;
-        let d_a = sums(places.iter().map(|place| (place.ranks_of(gradient.d_low), x, 1.0)).collect());
-        let of_b = |place: &AdapterSlot| (place.columns_of(dy), place.ranks_of(low), place.scale);
-        let d_b = sums(places.iter().map(of_b).collect());
-        places.iter().zip(d_a.zip(d_b)).map(|(place, factors)| (place.module, factors)).collect()
-    }
-
     /// Computes `d_lowᵀ x`, f32.
     pub(crate) fn sum_over_tokens(&self, d_low: DeviceBlock, x: DeviceBlock) -> MatrixView {
         let sum = self.empty_matrix(d_low.width, x.width, DType::F32);
         self.gemm(Gemm::token_sum("lora gradient", d_low, x), sum.block);
         sum
-    }
-
-    /// Computes `dB` of an adapter from `x Aᵀ`.
-    fn b_gradient(&self, place: &AdapterSlot, dy: DeviceBlock, low: DeviceBlock) -> MatrixView {
-        let d_b = self.empty_matrix(place.columns[1], place.ranks[1], DType::F32);
-        let sum = Gemm::token_sum("lora gradient", place.columns_of(dy), place.ranks_of(low));
-        self.gemm(Gemm { alpha: place.scale, ..sum }, d_b.block);
-        d_b
     }
 
     /// Copies `x Aᵀ` for the backward. Several copies share an allocation, but those of experts, which have more rows, have their own.
@@ -316,7 +302,6 @@ impl AdapterSlot {
     }
 }
 
-/// Returns the adapters as stored around the weight.
 fn appended(group: &Routed<'_>, weight: &GroupWeight, experts: Option<OfExperts>) -> Adapters {
     let all_b = weight.b();
     let b = |module: usize, [first, rank]: [usize; 2]| {
