@@ -51,7 +51,6 @@ impl RepoCache {
         write(&self.root.join("refs").join(revision), commit.as_bytes())
     }
 
-    /// Returns the folder of a commit.
     pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
         self.root.join("snapshots").join(commit)
     }
@@ -71,7 +70,6 @@ impl RepoCache {
         self.root.join(".no_exist").join(commit).join(path).is_file()
     }
 
-    /// Returns the stored listing of a commit.
     pub(crate) fn listing(&self, commit: &str) -> Option<serde_json::Value> {
         serde_json::from_slice(&fs::read(self.listing_path(commit)).ok()?).ok()
     }
@@ -88,7 +86,6 @@ impl RepoCache {
         self.root.join(".firebrick").join(format!("{commit}.json"))
     }
 
-    /// Returns the path of a blob.
     pub(crate) fn blob(&self, etag: &str) -> PathBuf {
         self.root.join("blobs").join(etag)
     }
@@ -103,7 +100,6 @@ impl RepoCache {
         Ok(file.lock().is_ok().then_some(file))
     }
 
-    /// Links a blob as a file of a commit.
     pub(crate) fn link(&self, etag: &str, commit: &str, path: &str) -> Result<PathBuf, HubError> {
         let (place, blob) = (self.file(commit, path), self.blob(etag));
         let failed = |reason| HubError::Cache { path: place.clone(), reason };

@@ -50,7 +50,6 @@ impl Upload {
         Ok(Self { path: path.to_owned(), content: Content::File(file.to_owned()), size, sha256: None })
     }
 
-    /// Opens the content from its beginning.
     pub(crate) fn open(&self) -> Result<Box<dyn ReadSeek + '_>, HubError> {
         match &self.content {
             Content::File(path) => Ok(Box::new(File::open(path).map_err(|reason| self.unreadable(reason))?)),
@@ -76,7 +75,6 @@ impl Upload {
         digest::sha256(self.open()?).map_err(|reason| self.unreadable(reason))
     }
 
-    /// Computes git's hash of the content.
     fn git_blob(&self) -> Result<String, HubError> {
         digest::git_blob(self.open()?, self.size).map_err(|reason| self.unreadable(reason))
     }

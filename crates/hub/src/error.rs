@@ -91,7 +91,6 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Builds an error of the cache at this path.
     pub(crate) fn cache(path: &Path) -> impl Fn(IoError) -> Self + '_ {
         |reason| Self::Cache { path: path.to_owned(), reason }
     }
@@ -102,12 +101,10 @@ impl HubError {
         Self::Endpoint(without_secrets(&format!("{begin}{endpoint}")).trim_start_matches(begin).to_owned())
     }
 
-    /// Builds the error for a request without a response.
     pub(crate) fn unreachable(cache: &Path, what: &str, reason: &str) -> Self {
         Self::Unreachable { what: what.to_owned(), reason: without_secrets(reason), cache: cache.to_owned() }
     }
 
-    /// Builds the error for a failed request.
     pub(crate) fn request(url: &str, reason: impl Into<String>) -> Self {
         Self::Request { url: without_secrets(url), reason: without_secrets(&reason.into()) }
     }
@@ -117,7 +114,6 @@ impl HubError {
         Self::NotSent { url: without_secrets(url), reason: without_secrets(&reason) }
     }
 
-    /// Builds the error for a failed push to this repository.
     pub(crate) fn push(id: &HubId, reason: impl Into<String>) -> Self {
         Self::Push { repository: id.name.clone(), reason: without_secrets(&reason.into()) }
     }

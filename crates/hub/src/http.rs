@@ -78,7 +78,6 @@ pub(crate) fn reach(endpoint: &str) -> Result<(), String> {
     request.call().map(drop).map_err(|error| without_secrets(&format!("{}: {error}", base(endpoint))))
 }
 
-/// Requests the listing of a repository.
 pub(crate) fn listing(settings: &HubSettings, id: &HubId) -> Result<Json, HubError> {
     let (kind, revision) = (id.kind.plural(), encode(&id.revision, false));
     let url = format!("{}/api/{kind}/{}/revision/{revision}?blobs=true", settings.endpoint, id.name);

@@ -27,7 +27,6 @@ pub trait Progress: Send + Sync {
     fn end(&self) {}
 }
 
-/// Shows nothing.
 impl Progress for () {}
 
 /// The answers of the Hub so far.

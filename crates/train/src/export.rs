@@ -95,7 +95,6 @@ impl FromStr for MergeBase {
     }
 }
 
-/// Returns the parser of `--gguf`.
 fn gguf_types() -> Offered<GgufType> {
     Offered { values: GgufType::OFFERED.map(GgufType::name).to_vec(), parse: |name| name.parse() }
 }

@@ -150,7 +150,6 @@ fn refused(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Prints what a command returns.
 fn printed<E: Into<anyhow::Error>>(text: Result<impl AsRef<str>, E>) -> anyhow::Result<ExitCode> {
     Console::VERBOSE.print(text.map_err(Into::into)?.as_ref());
     Ok(ExitCode::SUCCESS)

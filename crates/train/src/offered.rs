@@ -8,7 +8,6 @@ use clap::{Arg, Command, Error};
 /// A parser, and the values that it offers.
 #[derive(Clone)]
 pub(crate) struct Offered<T> {
-    /// The values.
     pub(crate) values: Vec<&'static str>,
     /// Reads one of them, or any other form.
     pub(crate) parse: fn(&str) -> Result<T, String>,

@@ -77,7 +77,6 @@ impl Display for Check {
     }
 }
 
-/// The checks, in the order in which they are shown.
 const CHECKS: [fn(&HardwareProfile) -> Vec<Check>; 8] = [program, driver, cards, adapters, disk, cache, hub, backend];
 
 /// Makes all checks: some seconds, most of them for a matrix multiplication and for a Hub that does not answer. Each is shown when it is done.

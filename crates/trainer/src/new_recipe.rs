@@ -59,9 +59,7 @@ pub fn file_name(model: &str) -> PathBuf {
 /// How much memory the run takes, largest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Size {
-    /// The base as it is stored.
     Stored,
-    /// The base in 4 bits.
     FourBits,
     /// That, and one row at a time.
     OneRow,

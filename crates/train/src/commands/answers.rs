@@ -61,7 +61,6 @@ pub(crate) fn answer(line: &Command, error: &Error, typed: &[String]) -> Option<
     }
 }
 
-/// Returns the answer that has a word.
 fn find<'a>(answers: &'a Answers, word: &str) -> Option<&'a str> {
     let found = answers.iter().find(|(_, words)| words.iter().any(|known| known == word));
     found.map(|(answer, _)| answer.as_str())
@@ -253,7 +252,6 @@ mod tests {
         }
     }
 
-    /// Returns whether an option was named without its value.
     fn lacks_value(error: &Error) -> bool {
         let value = error.get(ContextKind::InvalidValue);
         error.kind() == ErrorKind::InvalidValue && matches!(value, Some(ContextValue::String(text)) if text.is_empty())

@@ -31,7 +31,6 @@ pub(crate) struct Profile {
     backend: BackendChoice,
 }
 
-/// Returns the names of the machines of the table.
 pub(super) fn machine_ids() -> impl Iterator<Item = &'static str> {
     AcceleratorSpec::all().map(|machine| machine.id)
 }

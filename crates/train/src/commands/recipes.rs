@@ -102,7 +102,6 @@ enum Machines {
     One(&'static AcceleratorSpec),
 }
 
-/// Returns the parser of `--for`.
 fn machines() -> Offered<Machines> {
     Offered {
         values: ["all"].into_iter().chain(machine_ids()).collect(),

@@ -191,7 +191,6 @@ impl Inspection {
 }
 
 impl SetView {
-    /// Returns the measures of the set with their names.
     fn measures(&self) -> Vec<(&'static str, String)> {
         let packing = &self.packing;
         let number = |number: usize| grouped(number as f64);

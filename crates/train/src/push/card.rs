@@ -12,7 +12,6 @@ use firebrick_trainer::RunError;
 use firebrick_trainer::config::RunConfig;
 use serde_json::Value;
 
-/// The file of a card.
 pub(super) const FILE: &str = "README.md";
 /// The recipe of the run that saved the folder, next to the folder.
 const RECIPE: &str = "config.toml";

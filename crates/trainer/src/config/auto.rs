@@ -159,7 +159,6 @@ impl Choice for FloatType {
     const NAMES: &'static [&'static str] = &[AUTO, Self::F32.name(), Self::Bf16.name()];
 }
 
-/// Has the limits of its number.
 impl<T: Value> Value for Auto<T> {
     fn number(self) -> Option<Number> {
         self.given().and_then(T::number)

@@ -98,7 +98,6 @@ fn key_with_secret(value: &Value, key: &str) -> Option<String> {
     }
 }
 
-/// Returns the rules of names and paths.
 fn names(config: &RunConfig) -> Vec<Rule> {
     let name = &config.name;
     let is_folder_name = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);

@@ -63,12 +63,10 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// Creates the error for a key whose value cannot work.
     pub(super) fn key(place: RecipePlace, key: &str, problem: impl fmt::Display) -> Self {
         Self::At { place, message: format!("{key}: {problem}") }
     }
 
-    /// Creates the error for a missing key that has no default.
     pub(super) fn missing(place: RecipePlace, key: &str, help: impl fmt::Display) -> Self {
         Self::At { place, message: format!("{key} is missing; {help}") }
     }

@@ -157,7 +157,6 @@ impl RunConfig {
     }
 }
 
-/// Returns the rules of `[eval]`, which needs data to evaluate on.
 pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let eval = &config.eval;
     let with_data = |is_absent: bool, key: &'static str| {
@@ -182,7 +181,6 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     rules
 }
 
-/// Returns the rules of `[best]`: there are several evaluations, and they have the metric.
 fn best_rules(best: &BestSection, config: &RunConfig) -> Vec<Rule> {
     let (metric, is_of_pairs) = (best.metric, config.preference.is_some());
     let is_reward = metric == BestMetric::EvalReward;

@@ -14,7 +14,6 @@ pub(super) enum Language {
 }
 
 impl Language {
-    /// Returns the language of a file by its extension.
     pub(super) fn of(file: &Path) -> Self {
         let is = |name: &str| file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(name));
         if is("yaml") || is("yml") { Self::Yaml } else { Self::Toml }

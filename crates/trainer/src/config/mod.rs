@@ -124,7 +124,6 @@ pub enum Init {
     Random,
 }
 
-/// The default of `max_seq_len`.
 const MAX_SEQ_LEN: usize = 2048;
 
 impl RunConfig {

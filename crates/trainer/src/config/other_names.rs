@@ -73,7 +73,6 @@ pub fn key(name: &str) -> Option<Answer> {
     names().find(|(known, _)| *known == name).map(|(_, answer)| answer)
 }
 
-/// Returns every name with its answer.
 pub(super) fn names() -> impl Iterator<Item = (&'static str, Answer)> {
     let here = |text: &'static str| match text.split_once(": ") {
         Some((key, note)) => Answer::Key(key, Some(note)),

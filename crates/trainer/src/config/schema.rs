@@ -201,7 +201,6 @@ pub fn known_keys() -> KnownKeys {
     known
 }
 
-/// Returns the properties of an object of the schema, by name.
 pub(super) fn properties(of: &Value) -> impl Iterator<Item = (&str, &Value)> {
     of["properties"].as_object().into_iter().flatten().map(|(key, value)| (key.as_str(), value))
 }

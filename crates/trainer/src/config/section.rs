@@ -89,7 +89,6 @@ pub(super) const TOKENS: u64 = 1 << 24;
 pub(super) const ROWS: u64 = 1 << 16;
 /// Steps, records, and other counts.
 pub(super) const COUNT: u64 = 1 << 32;
-/// Passes over the data.
 pub(super) const EPOCHS: f64 = 1e6;
 /// A learning rate, a decay, or another factor.
 pub(super) const FACTOR: f64 = 1e6;
@@ -98,7 +97,6 @@ const TINY: f64 = 1e-30;
 /// The largest whole number of TOML.
 pub(super) const SEED: u64 = i64::MAX as u64;
 
-/// The allowed values of a number.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Limit {
     /// From the first to the second, both included.
@@ -112,7 +110,6 @@ pub(super) enum Limit {
 }
 pub(super) use Limit::{AboveZero, BelowOne, Whole, ZeroOrMore};
 
-/// A number that has a limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Number {
     Count(u64),
@@ -157,7 +154,6 @@ impl<T: Value> Value for Option<T> {
     }
 }
 
-/// A key that has a limit, and its value.
 pub(super) struct Limited {
     pub(super) key: &'static str,
     pub(super) limit: Limit,
@@ -199,13 +195,9 @@ impl Limited {
 
 /// Something that must hold for a recipe, and the message if it does not.
 pub(super) struct Rule {
-    /// Whether it holds.
     pub(super) holds: bool,
-    /// The key that breaks it.
     pub(super) key: String,
-    /// Why it cannot work.
     pub(super) problem: String,
-    /// What to write instead.
     pub(super) help: &'static str,
 }
 

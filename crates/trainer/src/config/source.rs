@@ -42,11 +42,8 @@ pub(super) const RIVALS: [(&str, &str, bool); 15] = [
 pub(super) struct Entry {
     /// `train.learning_rate`.
     pub(super) path: String,
-    /// The place where the key was typed.
     pub(super) key_span: Range<usize>,
-    /// The place where the value was typed.
     value_span: Range<usize>,
-    /// Whether the value is a table.
     pub(super) is_table: bool,
     /// Name of the value's type, for messages.
     pub(super) type_name: &'static str,
@@ -130,12 +127,10 @@ impl<'i> Source<'i> {
         (takes_text && is_other && key_of(&self.overrides[index]) == entry.path).then_some(index)
     }
 
-    /// Returns every key that was typed.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Returns whether a key was typed, rather than left at its default.
     pub(super) fn is_typed(&self, path: &str) -> bool {
         self.entries.iter().any(|entry| entry.path == path)
     }
@@ -297,7 +292,6 @@ fn list_entries(table: &DeTable<'_>, prefix: &str, entries: &mut Vec<Entry>) {
     }
 }
 
-/// Removes the key at a dotted path, if there is one.
 fn remove(table: &mut DeTable<'_>, path: &str) {
     match path.split_once('.') {
         None => {

@@ -340,7 +340,6 @@ fn names_are_those_of_recipes_and_read_back() {
     assert_eq!(from_name::<Recompute>("some").unwrap_err(), "expected one of full, projections, selective, none");
 }
 
-/// Reads the smallest recipe with one key set to a value.
 fn with_key(section: &str, key: &str, value: &str) -> Result<RunConfig, ConfigError> {
     let dot = if section.is_empty() { "" } else { "." };
     read(SMALLEST, &[&format!("{section}{dot}{key}={value}")])

@@ -181,7 +181,6 @@ impl Interval {
         }
     }
 
-    /// Returns the interval as the values of its two keys.
     pub(super) fn keys(self) -> (Option<u64>, Option<f64>) {
         match self {
             Self::Steps(steps) => (Some(steps), None),

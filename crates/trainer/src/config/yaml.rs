@@ -135,7 +135,6 @@ impl<'i> Reader<'i> {
         }
     }
 
-    /// Skips null if it comes next, and returns whether it did.
     fn skips_null(&mut self) -> bool {
         let next = self.events.peek();
         let is_null = matches!(next, Some(Ok((Event::Scalar(text, ScalarStyle::Plain, 0, None), _))) if is_null(text));

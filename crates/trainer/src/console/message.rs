@@ -4,7 +4,6 @@
 
 use std::error::Error;
 
-/// Characters of the longest message.
 const MAX_CHARACTERS: usize = 4000;
 /// Characters at the end of a message that is cut.
 const END_CHARACTERS: usize = 1000;

@@ -292,7 +292,6 @@ impl Client {
             .ok_or_else(|| self.error("experiments/create", "the answer has no experiment_id".to_owned()))
     }
 
-    /// Returns the identifier of an experiment; `None` if none has that name.
     fn find_experiment(&self, name: &str) -> Result<Option<String>, MlflowError> {
         const GET: &str = "experiments/get-by-name";
         let (status, answer) = self.get(GET, "experiment_name", name)?;

@@ -7,7 +7,6 @@ const WIRE_FIXED_64: u8 = 1;
 const WIRE_BYTES: u8 = 2;
 const WIRE_FIXED_32: u8 = 5;
 
-/// Encodes a whole number.
 pub(super) fn varint(field: u32, value: u64) -> Vec<u8> {
     let mut encoded = key(field, WIRE_VARINT);
     push_varint(&mut encoded, value);

@@ -336,7 +336,6 @@ fn step_of(row: &[u8]) -> Option<u64> {
     Some(number.map_or(0, |(_, value)| value.try_into().map_or(0, u64::from_le_bytes)))
 }
 
-/// Returns a new ID of 8 letters and digits.
 fn new_id(run_folder: &Path) -> String {
     const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
     let mut hash = xxh3_64(format!("{} {:?} {}", run_folder.display(), now(), std::process::id()).as_bytes());

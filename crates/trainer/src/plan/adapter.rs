@@ -143,7 +143,6 @@ pub(super) fn init_from(config: &RunConfig) -> Chosen<Option<PathBuf>> {
     Chosen::new(folder, why)
 }
 
-/// Returns the tokens that the recipe adds; `None` if it adds none.
 pub(super) fn new_tokens(wish: &Wish<'_>) -> Option<Chosen<Vec<String>>> {
     let Wish { recipe: config, model, .. } = wish;
     let (first, last) = (model.new_tokens.first()?, model.new_tokens.last()?);
@@ -160,7 +159,6 @@ pub(super) fn new_tokens(wish: &Wish<'_>) -> Option<Chosen<Vec<String>>> {
     ))
 }
 
-/// Returns the dropout of the values that adapters read; `None` if nothing is dropped.
 pub(super) fn dropout(config: &RunConfig, backend: BackendKind) -> Option<Chosen<f64>> {
     let dropout = config.lora.as_ref()?.lora_dropout;
     let how = if backend == BackendKind::Cuda {
@@ -171,7 +169,6 @@ pub(super) fn dropout(config: &RunConfig, backend: BackendKind) -> Option<Chosen
     (dropout > 0.0).then(|| Chosen::new(dropout, format!("one mask per group and row of the step, {how}")))
 }
 
-/// Returns the ratio of LoRA+; `None` without it.
 pub(super) fn loraplus_lr_ratio(config: &RunConfig) -> Option<Chosen<f64>> {
     let ratio = config.lora.as_ref()?.loraplus_lr_ratio?;
     let rate = ratio * config.learning_rate();
@@ -191,7 +188,6 @@ pub(super) fn gemms(backend: BackendKind, spec: &ModelSpec, training: &TrainingS
     Some(Chosen::new(backend.adapter_gemms(spec, training)?, why))
 }
 
-/// Returns the loss of pairs; `None` without pairs.
 pub(super) fn preference(config: &RunConfig) -> Option<Chosen<PreferenceSection>> {
     let section = config.preference.clone()?;
     let what = if section.has_reference() { "" } else { "no reference; " };
@@ -213,7 +209,6 @@ pub(super) fn grpo(config: &RunConfig, gemms: GemmFormat) -> Option<Chosen<GrpoS
     Some(Chosen::new(section, format!("{why}{sampling}")))
 }
 
-/// Returns the reference of the preference loss; `None` if the loss has none.
 pub(super) fn reference(config: &RunConfig) -> Option<Chosen<PlannedReference>> {
     let section = config.preference.as_ref().filter(|section| section.has_reference())?;
     let pass = "one forward pass over all pairs before the first step";

@@ -122,7 +122,6 @@ pub(super) fn text_model(model: &ModelConfig) -> Option<Chosen<&'static str>> {
     Some(Chosen::new("text model", why))
 }
 
-/// Returns the weight of the loss that balances the experts; `None` if the recipe does not ask for it.
 fn router_aux_loss(config: &RunConfig, model: &ModelConfig) -> Result<Option<Chosen<f64>>, RunError> {
     if !config.train.router_aux_loss {
         return Ok(None);
@@ -141,7 +140,6 @@ fn router_aux_loss(config: &RunConfig, model: &ModelConfig) -> Result<Option<Cho
     Ok(of_recipe.or(Some(Chosen::new(of_model, "router_aux_loss_coef of config.json"))))
 }
 
-/// Says how experts are computed; `None` if there are none.
 pub(super) fn experts(made: &Made<'_>) -> Option<Chosen<String>> {
     let spec = &made.wish.model.spec;
     let (count, top_k) = spec.layers.iter().find_map(|layer| match layer.mlp {

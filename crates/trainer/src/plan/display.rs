@@ -28,7 +28,6 @@ pub(super) fn plain(_: &Plan, value: &Value) -> Option<String> {
     }
 }
 
-/// Shows a value only if there are several ranks.
 pub(super) fn of_several_ranks(plan: &Plan, value: &Value) -> Option<String> {
     plain(plan, value).filter(|_| plan.world_size.value > 1)
 }
@@ -44,7 +43,6 @@ pub(super) fn other_than_compute(plan: &Plan, value: &Value) -> Option<String> {
     plain(plan, value).filter(|_| plan.gemms.value != GemmFormat::Compute || is_choice)
 }
 
-/// Shows the bytes of a state that may be paged.
 pub(super) fn paged_bytes(plan: &Plan, value: &Value) -> Option<String> {
     bytes(plan, value).filter(|_| plan.optimizer.value.is_paged() && plan.backend.value == BackendKind::Cuda)
 }
@@ -53,7 +51,6 @@ pub(super) fn bytes(_: &Plan, value: &Value) -> Option<String> {
     value.as_u64().map(human_bytes)
 }
 
-/// Shows bytes, unless there are none.
 pub(super) fn some_bytes(_: &Plan, value: &Value) -> Option<String> {
     value.as_u64().filter(|&bytes| bytes > 0).map(human_bytes)
 }
@@ -102,7 +99,6 @@ pub fn with_grouped_numbers(sentence: &str) -> String {
     sentence.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// A line of the table.
 enum Line {
     /// Name, value and reason.
     Row(String, String, String),

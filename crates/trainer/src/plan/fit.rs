@@ -39,7 +39,6 @@ pub(super) struct Case<'a> {
     pub(super) spec: &'a ModelSpec,
     /// Whether the recipe allows what layers save to wait in host memory if the backend supports that.
     pub(super) may_offload: bool,
-    /// Processes that train together.
     pub(super) ranks: usize,
     /// Bytes of a card that the recipe limits a run to.
     pub(super) limit: Option<u64>,

@@ -118,7 +118,6 @@ impl Example {
         Self::of(RECIPE, machine, changes)
     }
 
-    /// Creates the example with another recipe.
     pub(super) fn of(recipe: &str, machine: &str, changes: &[&str]) -> Self {
         let profile = HardwareProfile::of_machine(AcceleratorSpec::named(machine).unwrap());
         Self { config: read_recipe(recipe, changes), profile, ..Self::new(&[], 80, 512) }

@@ -83,13 +83,10 @@ impl Forecast {
 pub(super) struct RunLength {
     pub(super) steps: u64,
     pub(super) micro_batches: usize,
-    /// Processes that train together.
     pub(super) world_size: usize,
-    /// What the ranks divide: `train.zero_stage`.
     pub(super) zero_stage: ZeroStage,
     /// Maximum number of documents in a row.
     pub(super) documents_per_row: usize,
-    /// Price of the machine per hour.
     pub(super) price_per_hour: Option<f64>,
     /// What a rank samples; `None` if it learns from no completions.
     pub(super) round: Option<Round>,

@@ -21,7 +21,6 @@ use crate::plan::{Chosen, answers, forecast, kept_weights, paging};
 /// All policies, fastest first where memory is no matter.
 const POLICIES: [Recompute; 4] = [Recompute::None, Recompute::Selective, Recompute::Projections, Recompute::Full];
 
-/// The decisions that depend on how much memory is left.
 #[derive(Clone)]
 pub(super) struct MemoryChoices {
     pub(super) recompute: Chosen<Recompute>,

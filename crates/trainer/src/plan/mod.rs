@@ -90,7 +90,6 @@ struct Made<'a> {
     /// Format of the sums of gradients of parameters in bf16; `None` if there are none.
     gradients: Option<Chosen<FloatType>>,
     router_aux_loss: Option<Chosen<f64>>,
-    /// What depends on how much memory is left.
     memory: memory_choices::MemoryChoices,
     steps: Chosen<u64>,
     estimate: MemoryEstimate,

@@ -10,7 +10,6 @@ use firebrick_optim::{OptimizerKind, PagedBytes};
 use crate::config::{Auto, RunConfig};
 use crate::plan::{Chosen, fit, shapes, wish};
 
-/// The decisions about paging.
 #[derive(Clone)]
 pub(super) struct Paging {
     /// Bytes of state that stay on the device.

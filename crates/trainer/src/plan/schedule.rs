@@ -61,7 +61,6 @@ pub(super) fn warmup(config: &RunConfig, steps: u64) -> Chosen<u64> {
     }
 }
 
-/// Returns the highest learning rate.
 pub(super) fn learning_rate(made: &Made<'_>) -> Chosen<f64> {
     let config = made.wish.recipe;
     let (rate, usual) = (config.learning_rate(), made.default.learning_rate());
@@ -73,7 +72,6 @@ pub(super) fn learning_rate(made: &Made<'_>) -> Chosen<f64> {
     Chosen::new(rate, format!("the usual rate for {trains}{on}"))
 }
 
-/// Returns the seed of the order of rows.
 pub(super) fn data_seed(config: &RunConfig) -> Chosen<u64> {
     let seed = config.data_seed();
     Chosen::new(seed, if config.data.data_seed.is_some() { "the recipe" } else { "as seed" })

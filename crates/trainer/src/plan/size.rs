@@ -32,7 +32,6 @@ pub(crate) fn rows_per_step(rows: usize, ranks: usize) -> usize {
     (rows / STEPS_PER_EPOCH).clamp(1, MAX_ROWS).next_multiple_of(ranks)
 }
 
-/// Returns the passes over data of so many rows.
 pub(crate) fn epochs(rows: usize, rows_per_step: usize) -> f64 {
     (STEPS * rows_per_step as f64 / rows as f64).round().clamp(1.0, MAX_EPOCHS)
 }

@@ -21,7 +21,6 @@ pub(super) struct Wish<'a> {
     pub(super) recipe: &'a RunConfig,
     pub(super) model: &'a ModelConfig,
     pub(super) data: &'a DataShape,
-    /// Number of processes that train together.
     pub(super) world_size: usize,
     /// The adapter, with the rows of new tokens; `None`: every weight trains.
     pub(super) lora: Option<LoraConfig>,

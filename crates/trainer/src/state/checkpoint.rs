@@ -137,7 +137,6 @@ impl SavedWeights {
         Ok(path)
     }
 
-    /// Returns the path of the weights in a folder.
     pub(crate) fn path_in(&self, folder: &Path) -> PathBuf {
         folder.join(if self.adapter.is_some() { ADAPTER } else { MODEL })
     }

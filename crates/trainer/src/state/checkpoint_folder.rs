@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use crate::state::manifest::{Manifest, files_below, list};
 use crate::storage::{StorageError, ensure_free_space, free_space, rename_durably, write_atomically};
 
-/// The folder in a run folder that holds the checkpoints.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 const PREFIX: &str = "step-";
 const UNFINISHED: &str = ".tmp";
@@ -220,7 +219,6 @@ fn in_the_way(folder: &Path, free: u64, bytes: u64, keep: Keep) -> Result<Vec<Pa
     Ok(removed)
 }
 
-/// Sums the bytes of a checkpoint's files.
 fn size(checkpoint: &Path) -> Result<u64, StorageError> {
     let bytes = |path: &PathBuf| fs::metadata(path).map_or(0, |metadata| metadata.len());
     Ok(files_below(checkpoint)?.iter().map(bytes).sum())

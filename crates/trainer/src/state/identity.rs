@@ -181,7 +181,6 @@ mod tests {
         serde_json::from_value(values).unwrap()
     }
 
-    /// Returns the identity with another value.
     fn with(key: &str, value: Value) -> RunIdentity {
         let mut other = identity();
         other.0.insert(key.to_owned(), value);

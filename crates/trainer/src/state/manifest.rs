@@ -160,7 +160,6 @@ fn checksum(path: &Path) -> io::Result<(u64, String)> {
     }
 }
 
-/// Lists every file in a folder and in the folders below it.
 pub(crate) fn files_below(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
     let mut files = Vec::new();
     for path in list(folder)? {

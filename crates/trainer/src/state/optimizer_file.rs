@@ -61,7 +61,6 @@ pub(crate) fn write_held(path: &Path, state: &StateDict) -> Result<(), StorageEr
     write(path, bytes, tensors.into_iter())
 }
 
-/// Returns a tensor as the file has it.
 fn view(tensor: &HostTensor) -> TensorView<'_> {
     let (dtype, elements, bytes) = match tensor {
         HostTensor::F32(values) => (Dtype::F32, values.len(), bytemuck::cast_slice(values)),

@@ -33,7 +33,6 @@ const END: Duration = Duration::from_secs(2);
 
 type Answers = BTreeMap<u64, Option<Answer>>;
 
-/// The processes of a reward.
 pub(super) struct Process(Vec<Worker>);
 
 impl Process {

@@ -107,7 +107,6 @@ pub(in crate::run) fn agree_on_folder(
     compare_access(ranks, [is_seen, is_writable], folder, stage)
 }
 
-/// Refuses a folder that a rank cannot see or write to.
 fn compare_access(ranks: &Ranks, access: [bool; 2], folder: PathBuf, stage: ZeroStage) -> Result<(), RunError> {
     let all = ranks.all_gather_numbers("output_dir", access.map(u64::from))?;
     match all.iter().enumerate().find(|(_, access)| access.contains(&0)) {

@@ -136,7 +136,6 @@ impl EvaluationSet {
         self.held_out.iter().flat_map(|held_out| &held_out.sets).map(|set| &set.rows)
     }
 
-    /// Sets the source of the reference for held-out pairs.
     pub(in crate::run) fn set_reference(&mut self, reference: Reference) {
         if let Some(pairs) = self.held_out.as_mut().and_then(|held_out| held_out.pairs.as_mut()) {
             pairs.reference = reference;
@@ -196,7 +195,6 @@ struct Tally {
 }
 
 impl Tally {
-    /// Adds what was counted in another set.
     fn add(&mut self, other: &Self) {
         self.loss_sum += other.loss_sum;
         self.correct += other.correct;

@@ -172,7 +172,6 @@ impl<B: Kernels> Trainer<B> {
         })
     }
 
-    /// Returns whether a rank has only its share of the gradients.
     fn divides_gradients(&self) -> bool {
         self.settings.zero_stage.divides_gradients() && self.ranks.world_size() > 1
     }

@@ -25,7 +25,6 @@ pub(in crate::run) enum StepContent {
 }
 
 impl StepContent {
-    /// Lists the micro-batches.
     pub(in crate::run) fn batches(&self) -> Vec<&Batch> {
         match self {
             Self::Rows(batches, _) => batches.iter().collect(),

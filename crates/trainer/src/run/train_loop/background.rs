@@ -19,7 +19,6 @@ pub(super) struct Background {
 }
 
 impl Background {
-    /// Returns whether nothing is left to wait for.
     pub(super) fn is_done(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }

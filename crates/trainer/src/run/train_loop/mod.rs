@@ -58,7 +58,6 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(60);
 
 struct Run<B: Kernels> {
     prepared: Prepared,
-    /// The recipe and the plan, to save.
     texts: Texts,
     folder: RunFolder,
     console: Console,
@@ -92,7 +91,6 @@ struct Run<B: Kernels> {
     best_saved: Option<u64>,
     /// Whether a checkpoint is being written; it is finished even if another rank is lost.
     is_saving: Arc<AtomicBool>,
-    /// The checkpoint that a thread writes.
     background: Option<Background>,
     disk_seen: Instant,
     /// How long steps waited for checkpoints, without the last one.
@@ -240,14 +238,12 @@ impl<B: Kernels> Run<B> {
         Ok(true)
     }
 
-    /// Returns whether no step is left to take.
     fn is_over(&self) -> bool {
         let plan = &self.prepared.plan;
         self.state.step >= plan.steps.value
             || Best::ends(self.state.best.as_ref(), plan.best.as_ref().map(|best| &best.value))
     }
 
-    /// Returns whether all ranks end after this step.
     fn ends(&self) -> bool {
         if self.trainer.ranks.world_size() == 1 { self.interrupt.is_requested() } else { self.ends_together }
     }

@@ -34,7 +34,6 @@ const FILE: &str = "replay.json";
 #[derive(Debug, Serialize, Deserialize)]
 struct SavedStep<T> {
     step: u64,
-    /// Why it did.
     problem: String,
     /// What each rank learned from.
     ranks: Vec<T>,

@@ -59,7 +59,6 @@ pub(super) struct Learner {
 struct Rollout {
     /// Number of the completion in the run.
     id: u64,
-    /// Document of its prompt.
     document: usize,
     /// The prompt as rewards see it; none in files of earlier versions.
     #[serde(default, skip_serializing_if = "Value::is_null")]

@@ -169,7 +169,6 @@ impl<B: Kernels> Run<B> {
         Ok(())
     }
 
-    /// Returns the step of the best evaluation so far.
     fn best_step(&self) -> Option<u64> {
         self.state.best.as_ref().map(|best| best.step)
     }

@@ -97,7 +97,6 @@ pub(super) fn load<B: Kernels>(
     })
 }
 
-/// Saves the recipe and the plan next to the results.
 fn save_texts(folder: &RunFolder, texts: &Texts, ranks: &Ranks) -> Result<(), RunError> {
     let mut texts = texts.iter().filter(|_| ranks.is_main());
     Ok(texts.try_for_each(|(name, text)| folder.write(name, text))?)
