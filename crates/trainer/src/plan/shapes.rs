@@ -56,9 +56,6 @@ pub(super) struct Basis<'a> {
 
 impl<'a> Basis<'a> {
     /// Decides the formats of weights and GEMMs, and what ranks divide. `trained`: the tensors that train.
-    ///
-    /// # Errors
-    /// Those of [`fp8::gemms`].
     pub(super) fn new(
         wish: &'a Wish<'a>,
         case: &Case<'_>,

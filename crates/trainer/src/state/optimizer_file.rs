@@ -43,18 +43,12 @@ pub(crate) fn state_bytes<B: Kernels>(optimizer: &Optimizer<B>) -> u64 {
 }
 
 /// Writes the state of an optimizer, with one tensor in host memory at a time. Waits for the device.
-///
-/// # Errors
-/// A disk that is full or refuses.
 pub(crate) fn write_from_device<B: Kernels>(path: &Path, optimizer: &Optimizer<B>) -> Result<(), StorageError> {
     let tensors = optimizer.saved().map(|tensor| (tensor.name.clone(), OnDevice(tensor)));
     write(path, state_bytes(optimizer), tensors)
 }
 
 /// Writes a state that is in host memory.
-///
-/// # Errors
-/// A disk that is full or refuses.
 pub(crate) fn write_held(path: &Path, state: &StateDict) -> Result<(), StorageError> {
     let tensors: Vec<_> = state.iter().map(|(name, tensor)| (name, view(tensor))).collect();
     let bytes = tensors.iter().map(|(_, view)| view.data_len() as u64).sum();

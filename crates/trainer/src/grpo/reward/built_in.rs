@@ -10,9 +10,6 @@ use crate::extraction::Extraction;
 pub(super) type Rule = Box<dyn Fn(&Request<'_>) -> Option<f64> + Send>;
 
 /// Opens the rule of a section; `None` if it has none.
-///
-/// # Errors
-/// What is wrong with the rule.
 pub(super) fn open(section: &RewardSection) -> Result<Option<Rule>, String> {
     let rule: Rule = if let Some(column) = section.answer.clone() {
         let extraction = Extraction::parse(section.extract.as_deref().unwrap_or("whole"));

@@ -139,9 +139,6 @@ fn appears(file: &Path, patience: Duration) -> bool {
 }
 
 /// Creates the folder of a new run on rank 0, and returns it on all ranks.
-///
-/// # Errors
-/// Errors of [`RunFolder::create`]; a rank is gone.
 pub(in crate::run) fn new_folder(ranks: &Ranks, plan: &Plan) -> Result<RunFolder, RunError> {
     if ranks.is_main() {
         let folder = RunFolder::create(&plan.output_dir.value, &plan.name.value)?;
@@ -168,9 +165,6 @@ fn share<T: Serialize + for<'a> Deserialize<'a>>(
 }
 
 /// Prepares a run, first on one rank of each machine, so that the others find its tokens in the cache.
-///
-/// # Errors
-/// Errors of `prepare`; a rank is gone.
 pub(in crate::run) fn prepare_in_turn(
     ranks: &Ranks,
     prepare: impl FnOnce() -> Result<Prepared, RunError>,
@@ -185,9 +179,6 @@ pub(in crate::run) fn prepare_in_turn(
 }
 
 /// Refuses ranks that run another program or another recipe.
-///
-/// # Errors
-/// [`ParallelError::Differs`]; a rank is gone.
 pub(in crate::run) fn agree_on_recipe(ranks: &Ranks, config: &RunConfig) -> Result<(), RunError> {
     if ranks.world_size() == 1 {
         return Ok(());
@@ -224,9 +215,6 @@ fn add_keys(facts: &mut Facts, prefix: &str, value: &toml::Value) {
 }
 
 /// Refuses ranks that have other data, another plan or another model config.
-///
-/// # Errors
-/// [`ParallelError::Differs`]; a rank is gone.
 pub(in crate::run) fn agree_on_data(ranks: &Ranks, prepared: &Prepared) -> Result<(), RunError> {
     let Prepared { plan, model_config, train, .. } = prepared;
     let mut facts = Facts::default();

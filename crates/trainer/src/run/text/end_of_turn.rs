@@ -49,9 +49,6 @@ pub fn in_template(tokenizer: &Tokenizer) -> Result<Option<u32>, RunError> {
 }
 
 /// Returns a sentence about these tokens; `None` if there are none.
-///
-/// # Errors
-/// The tokenizer cannot decode one of them.
 pub(in crate::run) fn note(ends: &[u32], tokenizer: &Tokenizer) -> Result<Option<String>, RunError> {
     let shown: Vec<String> = ends.iter().map(|&id| tokenizer.decode(&[id], false)).collect::<Result<_, _>>()?;
     Ok((!shown.is_empty()).then(|| format!("generation stops at {}, which ends what is trained", shown.join(", "))))

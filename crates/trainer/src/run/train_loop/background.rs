@@ -24,9 +24,6 @@ impl Background {
     }
 
     /// Waits until the checkpoint is complete.
-    ///
-    /// # Errors
-    /// Those of writing it.
     pub(super) fn wait(mut self) -> Result<(), RunError> {
         let thread = self.thread.take().expect("it is there until it is dropped");
         thread.join().unwrap_or_else(|panic| resume_unwind(panic))

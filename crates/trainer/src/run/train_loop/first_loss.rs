@@ -26,9 +26,6 @@ const NOTABLE: f64 = 5e-3;
 
 /// Checks the numbers of the first step of a run. Returns a note if more is not possible. `found_in` is the file with the log-probabilities of the
 /// reference, if this run did not compute them.
-///
-/// # Errors
-/// [`RunError::WrongNumbers`].
 pub(super) fn check(plan: &Plan, numbers: &StepNumbers, found_in: Option<&Path>) -> Result<Option<String>, RunError> {
     let (Some(preference), Some(pairs)) = (&plan.preference, &numbers.pairs) else { return Ok(None) };
     if plan.adapter_dropout.is_some() {
