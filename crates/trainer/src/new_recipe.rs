@@ -120,13 +120,6 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Returns the rows of a micro-batch, and the micro-batches of a step.
-    fn rows_of_a_step(&self) -> (usize, usize) {
-        let rows = size::rows_per_step(self.rows, 1);
-        let micro_batch = if self.size == Size::OneRow { 1 } else { MICRO_BATCH.min(rows) };
-        (micro_batch, rows / micro_batch)
-    }
-
     fn config(&self) -> Result<RunConfig, RunError> {
         Ok(RunConfig::from_toml(&self.text(), self.file, &[])?)
     }
@@ -197,7 +190,9 @@ impl<'a> Draft<'a> {
     }
 
     fn train_section(&self, is_pairs: bool) -> String {
-        let (micro_batch, accumulation) = self.rows_of_a_step();
+        let rows = size::rows_per_step(self.rows, 1);
+        let micro_batch = if self.size == Size::OneRow { 1 } else { MICRO_BATCH.min(rows) };
+        let accumulation = rows / micro_batch;
         let (rate, epochs) = match is_pairs {
             true => ("1e-5", 1.0),
             false => ("2e-4", size::epochs(self.rows, micro_batch * accumulation)),

@@ -15,7 +15,13 @@ use crate::config::{
 /// Refuses the recipe for the first problem found, with the place where it was typed.
 pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
     refuse_missing(config, source)?;
-    refuse_rivals(source)?;
+    // Two keys for the same setting are refused, unless both are allowed as long as they agree.
+    for (one, other, may_agree) in RIVALS {
+        if !may_agree && source.is_typed(one) && source.is_typed(other) {
+            let problem = format!("{other} is there too, and both keys decide the same thing; keep one of them");
+            return Err(ConfigError::key(source.place(one), one, problem));
+        }
+    }
     refuse_credentials(config, source)?;
     weights::refuse_missing_mode(config, source)?;
     let rules = [
@@ -53,17 +59,6 @@ fn refuse_missing(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigE
     };
     let place = if key == "data.path" { source.place("data") } else { source.file_place() };
     Err(ConfigError::missing(place, key, help))
-}
-
-/// Refuses two keys for the same setting, unless both are allowed as long as they agree.
-fn refuse_rivals(source: &Source<'_>) -> Result<(), ConfigError> {
-    for (one, other, may_agree) in RIVALS {
-        if !may_agree && source.is_typed(one) && source.is_typed(other) {
-            let problem = format!("{other} is there too, and both keys decide the same thing; keep one of them");
-            return Err(ConfigError::key(source.place(one), one, problem));
-        }
-    }
-    Ok(())
 }
 
 /// Refuses a URL with a password, or a query that may hold a token: it would be saved with the run, in several files. The message does not repeat it.

@@ -79,30 +79,35 @@ pub(super) fn from_reader(place: RecipePlace, key: &str, message: &str) -> Confi
         let text = got.strip_prefix("string \"").and_then(|rest| rest.strip_suffix('"'));
         let of_value = text.and_then(|text| other_names::value(key, text)).map(|advice| format!("; {advice}"));
         let advice = of_value.unwrap_or_else(|| advice_on_type(key, got, text, expected).to_owned());
-        let expected = plain_type(expected);
-        return ConfigError::key(place, key, format!("expected {expected}, got {}{advice}", plain_value(got)));
+        let expected = match expected {
+            "f64" => "a number",
+            "u64" | "usize" => "a whole number, 0 or more",
+            "a boolean" => "true or false",
+            "a sequence" => "a list",
+            other => other,
+        };
+        // Without Rust's name of a large integer's type.
+        let got = got.trim_end_matches(" as i128").trim_end_matches(" as u128");
+        return ConfigError::key(place, key, format!("expected {expected}, got {got}{advice}"));
     }
     if message.starts_with("unknown variant ") {
-        return ConfigError::key(place, key, unknown_value(key, message));
+        // "unknown variant `x`, expected one of `a`, `b`": only the words between backticks matter.
+        let mut words = message.split('`').skip(1).step_by(2);
+        let got = words.next().unwrap_or_default();
+        let allowed: Vec<&str> = words.collect();
+        let hint = match (other_names::value(key, got), nearest(got, allowed.iter().copied())) {
+            (Some(answer), _) => answer.to_owned(),
+            (None, Some(nearest)) => format!("did you mean '{nearest}'?"),
+            (None, None) => "write one of them".to_owned(),
+        };
+        let problem = format!("'{got}' is not one of '{}'; {hint}", allowed.join("', '"));
+        return ConfigError::key(place, key, problem);
     }
     if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
         let help = format!("add `{field} = ...` to its section, or remove the section");
         return ConfigError::missing(place, &format!("{key}.{field}"), help);
     }
     ConfigError::key(place, key, message)
-}
-
-/// Rewrites the reader's "unknown variant `x`, expected one of `a`, `b`". Only the words between backticks matter.
-fn unknown_value(key: &str, message: &str) -> String {
-    let mut words = message.split('`').skip(1).step_by(2);
-    let got = words.next().unwrap_or_default();
-    let allowed: Vec<&str> = words.collect();
-    let hint = match (other_names::value(key, got), nearest(got, allowed.iter().copied())) {
-        (Some(answer), _) => answer.to_owned(),
-        (None, Some(nearest)) => format!("did you mean '{nearest}'?"),
-        (None, None) => "write one of them".to_owned(),
-    };
-    format!("'{got}' is not one of '{}'; {hint}", allowed.join("', '"))
 }
 
 /// Returns advice to append to a value of the wrong type, if it is clear what was meant.
@@ -117,22 +122,6 @@ fn advice_on_type(key: &str, got: &str, text: Option<&str>, expected: &str) -> &
         (None, "a string") if key == "data.path" && got == "sequence" => "; write a [[data.sources]] table for each",
         _ => "",
     }
-}
-
-/// Translates Rust's name of a type into plain words.
-fn plain_type(expected: &str) -> &str {
-    match expected {
-        "f64" => "a number",
-        "u64" | "usize" => "a whole number, 0 or more",
-        "a boolean" => "true or false",
-        "a sequence" => "a list",
-        other => other,
-    }
-}
-
-/// Returns a value as the reader shows it, without Rust's name of a large integer's type.
-fn plain_value(got: &str) -> &str {
-    got.trim_end_matches(" as i128").trim_end_matches(" as u128")
 }
 
 /// Returns the candidate that `typed` is a misspelling or a part of, if there is one. Names that merely look alike may mean different things

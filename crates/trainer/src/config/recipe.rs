@@ -44,19 +44,15 @@ impl RunConfig {
             config.name = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         }
         check::refuse_impossible(&config, &source)?;
-        config.find_assets();
-        Ok(config.resolved())
-    }
-
-    /// Replaces the names of shipped models and data that are not in the current folder by their places.
-    fn find_assets(&mut self) {
-        let data = &mut self.data;
+        // The names of shipped models and data that are not in the current folder become their places.
+        let data = &mut config.data;
         let sources = data.sources.iter_mut().chain(&mut data.eval_sources).map(|source| &mut source.path);
-        for name in [&mut self.model, &mut data.path].into_iter().chain(&mut data.eval_path).chain(sources) {
+        for name in [&mut config.model, &mut data.path].into_iter().chain(&mut data.eval_path).chain(sources) {
             if let Some(place) = shipped::asset(Path::new(name)) {
                 *name = place.to_string_lossy().into_owned();
             }
         }
+        Ok(config.resolved())
     }
 
     /// Writes the whole recipe as TOML with every default filled in: the run folder's `config.toml`. Reading it back gives the same `RunConfig`.

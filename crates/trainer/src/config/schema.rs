@@ -88,12 +88,10 @@ pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError
                 others += 1;
                 continue;
             }
-            let (place, place_in, hint) = (
-                source.place_of(&entry.key_span),
-                in_section(section),
-                hint(&known, section, key, source.typed(entry)),
-            );
-            unknown.push(format!("{place}: unknown key '{key}' {place_in}; {hint}"));
+            let is_top = section.is_empty();
+            let home = if is_top { "at the top of the file".to_owned() } else { format!("in [{section}]") };
+            let (place, hint) = (source.place_of(&entry.key_span), hint(&known, section, key, source.typed(entry)));
+            unknown.push(format!("{place}: unknown key '{key}' {home}; {hint}"));
         }
     }
     unknown.extend((others > 0).then(|| format!("and {others} more unknown keys")));
@@ -155,11 +153,6 @@ pub fn instead_of_option(name: &str, value: Option<&str>) -> Option<String> {
             format!("did you mean {}?", set(&path_of(home(key)?, key)))
         }
     })
-}
-
-/// Writes "in `[train]`" or "at the top of the file".
-fn in_section(section: &str) -> String {
-    if section.is_empty() { "at the top of the file".to_string() } else { format!("in [{section}]") }
 }
 
 /// Returns the most helpful advice about an unknown key: where it belongs, what it is called here, or the key it is a misspelling of.

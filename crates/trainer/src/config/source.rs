@@ -86,7 +86,15 @@ impl<'i> Source<'i> {
         };
         let file = file.to_path_buf();
         let mut source = Source { file, language, text, overrides, synthetic: Vec::new(), tree, entries: Vec::new() };
-        source.drop_overridden_rivals();
+        // A key of the file whose rival is overridden is gone.
+        let keys: Vec<&str> = overrides.iter().map(|text| key_of(text)).collect();
+        for (one, other, _) in RIVALS {
+            for (overridden, rival) in [(one, other), (other, one)] {
+                if keys.contains(&overridden) {
+                    remove(source.tree.get_mut(), rival);
+                }
+            }
+        }
         for index in 0..overrides.len() {
             source.apply_override(index, false)?;
         }
@@ -188,18 +196,6 @@ impl<'i> Source<'i> {
             .iter()
             .filter(|entry| holds(&entry.value_span) || holds(&entry.key_span))
             .max_by_key(|entry| entry.path.split('.').count())
-    }
-
-    /// Removes each key of the file whose rival is overridden.
-    fn drop_overridden_rivals(&mut self) {
-        let keys: Vec<&str> = self.overrides.iter().map(|text| key_of(text)).collect();
-        for (one, other, _) in RIVALS {
-            for (overridden, rival) in [(one, other), (other, one)] {
-                if keys.contains(&overridden) {
-                    remove(self.tree.get_mut(), rival);
-                }
-            }
-        }
     }
 
     /// Applies one `a.b=c` to the tree, with its value as TOML or as a text.

@@ -4,6 +4,7 @@
 
 use std::error::Error;
 
+const CODE: &str = " (os error ";
 const MAX_CHARACTERS: usize = 4000;
 /// Characters at the end of a message that is cut.
 const END_CHARACTERS: usize = 1000;
@@ -21,27 +22,18 @@ pub fn error_message(error: &dyn Error) -> String {
             message = format!("{message}: {text}");
         }
     }
-    firebrick_hub::without_secrets(&bounded(without_codes(message)))
-}
-
-/// Removes the system's numbers of errors, which stand after their texts: " (os error 17)".
-fn without_codes(mut message: String) -> String {
-    const BEGIN: &str = " (os error ";
-    while let Some(at) = message.find(BEGIN) {
-        let code = message[at + BEGIN.len()..].find(')').map_or(message.len(), |end| at + BEGIN.len() + end + 1);
-        message.replace_range(at..code, "");
+    // The system's numbers of errors, which stand after their texts: " (os error 17)".
+    while let Some(at) = message.find(CODE) {
+        let end = message[at + CODE.len()..].find(')').map_or(message.len(), |end| at + CODE.len() + end + 1);
+        message.replace_range(at..end, "");
     }
-    message
-}
-
-fn bounded(message: String) -> String {
     let count = message.chars().count();
-    if count <= MAX_CHARACTERS {
-        return message;
+    if count > MAX_CHARACTERS {
+        let start: String = message.chars().take(MAX_CHARACTERS - END_CHARACTERS).collect();
+        let end: String = message.chars().skip(count - END_CHARACTERS).collect();
+        message = format!("{start} [... {} characters ...] {end}", count - MAX_CHARACTERS);
     }
-    let start: String = message.chars().take(MAX_CHARACTERS - END_CHARACTERS).collect();
-    let end: String = message.chars().skip(count - END_CHARACTERS).collect();
-    format!("{start} [... {} characters ...] {end}", count - MAX_CHARACTERS)
+    firebrick_hub::without_secrets(&message)
 }
 
 #[cfg(test)]

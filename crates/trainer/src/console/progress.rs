@@ -105,7 +105,20 @@ impl MetricSink for Progress {
         }
         let pairs = metrics.pairs.map_or_else(String::new, |pairs| rewards(&pairs));
         let rates = match &metrics.policy {
-            Some(policy) => completions(policy),
+            Some(policy) => {
+                let late = match policy.timeouts {
+                    0 => String::new(),
+                    count => format!("  {} too late", counted(count, "reward")),
+                };
+                format!(
+                    "  reward {:.4}{late}  {} tokens  drift {:.1e}  sampling {} and training {} tokens/s",
+                    policy.reward,
+                    grouped(policy.mean_length),
+                    policy.drift,
+                    grouped(policy.sampled_per_s),
+                    grouped(policy.trained_per_s)
+                )
+            }
             None => format!("  {} tokens/s", grouped(metrics.tokens_per_s)),
         };
         let left = self.time_left(metrics.step);
@@ -176,22 +189,6 @@ impl Lines {
 /// Formats "  margin 0.1200  accuracy 75.0 %".
 fn rewards(pairs: &PairMetrics) -> String {
     format!("  margin {:.4}  accuracy {:.1} %", pairs.margin, 100.0 * pairs.accuracy)
-}
-
-/// Formats "  reward 0.5000  214 tokens  drift 1.2e-3  sampling 5,237 and training 12,345 tokens/s".
-fn completions(policy: &PolicyMetrics) -> String {
-    let late = match policy.timeouts {
-        0 => String::new(),
-        count => format!("  {} too late", counted(count, "reward")),
-    };
-    format!(
-        "  reward {:.4}{late}  {} tokens  drift {:.1e}  sampling {} and training {} tokens/s",
-        policy.reward,
-        grouped(policy.mean_length),
-        policy.drift,
-        grouped(policy.sampled_per_s),
-        grouped(policy.trained_per_s)
-    )
 }
 
 /// Formats "12,345".

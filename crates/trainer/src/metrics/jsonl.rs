@@ -23,10 +23,23 @@ impl JsonLines {
     /// Opens the file to append to it. With `resumed_step`, the lines of later steps and a last line that a crash cut off are dropped first.
     /// Returns also the step of the last evaluation that stays.
     pub fn open(path: &Path, resumed_step: Option<u64>) -> Result<(JsonLines, Option<u64>), StorageError> {
-        let evaluated = match resumed_step.filter(|_| path.exists()) {
-            Some(step) => drop_later_lines(path, step)?,
-            None => None,
-        };
+        let mut evaluated = None;
+        if let Some(step) = resumed_step.filter(|_| path.exists()) {
+            let text = fs::read(path).map_err(|source| StorageError::io("read", path, source))?;
+            let mut kept = Vec::new();
+            for line in text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n")) {
+                let parsed: Value = serde_json::from_slice(line).unwrap_or_default();
+                let of_line = parsed["step"].as_u64();
+                if of_line.is_none_or(|of_line| of_line <= step) {
+                    kept.extend_from_slice(line);
+                    let is_evaluation = ["eval_loss", "eval_reward"].iter().any(|key| parsed.get(key).is_some());
+                    evaluated = evaluated.max(of_line.filter(|_| is_evaluation));
+                }
+            }
+            if kept != text {
+                write_atomically(path, &kept)?;
+            }
+        }
         let file = File::options().create(true).append(true).open(path);
         let file = file.map_err(|source| StorageError::io("open", path, source))?;
         Ok((JsonLines { file: AppendedFile::new(file, path.to_path_buf()) }, evaluated))
@@ -53,25 +66,6 @@ impl MetricSink for JsonLines {
     fn flush(&mut self) -> Result<(), StorageError> {
         self.file.flush()
     }
-}
-
-/// Rewrites the file without the lines of steps after `step`. Returns the step of the last evaluation that stays.
-fn drop_later_lines(path: &Path, step: u64) -> Result<Option<u64>, StorageError> {
-    let text = fs::read(path).map_err(|source| StorageError::io("read", path, source))?;
-    let (mut kept, mut evaluated) = (Vec::new(), None);
-    for line in text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n")) {
-        let parsed: Value = serde_json::from_slice(line).unwrap_or_default();
-        let of_line = parsed["step"].as_u64();
-        if of_line.is_none_or(|of_line| of_line <= step) {
-            kept.extend_from_slice(line);
-            let is_evaluation = ["eval_loss", "eval_reward"].iter().any(|key| parsed.get(key).is_some());
-            evaluated = evaluated.max(of_line.filter(|_| is_evaluation));
-        }
-    }
-    if kept != text {
-        write_atomically(path, &kept)?;
-    }
-    Ok(evaluated)
 }
 
 #[cfg(test)]

@@ -204,8 +204,8 @@ fn send(client: &Client, run_id: &str, shared: &Shared) {
             }
             return;
         }
-        match client.log_batch(run_id, &batch) {
-            Ok(()) => {
+        match client.post("runs/log-batch", &json!({"run_id": run_id, "metrics": batch})) {
+            Ok(_) => {
                 let mut state = shared.lock();
                 // Some of the numbers that were sent may have been dropped from the front meanwhile.
                 let gone = (state.dropped - dropped_before) as usize;
@@ -314,10 +314,6 @@ impl Client {
     fn get(&self, request: &'static str, key: &str, value: &str) -> Result<(u16, Value), MlflowError> {
         let call = firebrick_hub::http_agent().get(self.url(request)).query(key, value);
         self.read(request, self.authorized(call).call())
-    }
-
-    fn log_batch(&self, run_id: &str, metrics: &[Value]) -> Result<(), MlflowError> {
-        self.post("runs/log-batch", &json!({"run_id": run_id, "metrics": metrics})).map(|_| ())
     }
 
     fn update(&self, run_id: &str, status: &str, end_time: Option<u64>) -> Result<(), MlflowError> {

@@ -8,7 +8,7 @@
 //! Not supported: images, text, histograms.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::metrics::appended::AppendedFile;
@@ -29,7 +29,19 @@ impl EventWriter {
     /// Creates an event file in a folder. `resumed_step` is the last step that older files keep, if there are any.
     pub fn create(folder: &Path, resumed_step: Option<u64>) -> Result<EventWriter, StorageError> {
         fs::create_dir_all(folder).map_err(|source| StorageError::io("create", folder, source))?;
-        let (file, path) = new_file(folder)?;
+        let host = std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME")).unwrap_or_default();
+        let host: String = host.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+        let host = if host.is_empty() { "host" } else { &host };
+        let mut number = 0;
+        let (file, path) = loop {
+            let name = format!("events.out.tfevents.{:010}.{host}.{}.{number}", now() as u64, std::process::id());
+            let path = folder.join(name);
+            match File::create_new(&path) {
+                Ok(file) => break (file, path),
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+                Err(source) => return Err(StorageError::io("create", &path, source)),
+            }
+        };
         let mut writer = EventWriter { file: AppendedFile::new(file, path) };
         writer.record(&event(now(), 0, &string(3, FILE_VERSION)))?;
         if let Some(step) = resumed_step {
@@ -72,23 +84,6 @@ impl MetricSink for EventWriter {
 
     fn flush(&mut self) -> Result<(), StorageError> {
         self.file.flush()
-    }
-}
-
-/// Creates the first file of the pattern `events.out.tfevents.<seconds>.<host>.<process>.<number>` that does not exist.
-fn new_file(folder: &Path) -> Result<(File, PathBuf), StorageError> {
-    let host = std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME")).unwrap_or_default();
-    let host: String = host.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
-    let host = if host.is_empty() { "host" } else { &host };
-    let mut number = 0;
-    loop {
-        let name = format!("events.out.tfevents.{:010}.{host}.{}.{number}", now() as u64, std::process::id());
-        let path = folder.join(name);
-        match File::create_new(&path) {
-            Ok(file) => return Ok((file, path)),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
-            Err(source) => return Err(StorageError::io("create", &path, source)),
-        }
     }
 }
 

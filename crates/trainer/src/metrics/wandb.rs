@@ -149,7 +149,15 @@ impl Wandb {
     /// Adds numbers to the row of a step. Numbers of a step that an earlier part has written are the same again, except for an evaluation that was
     /// still due.
     fn add(&mut self, step: u64, scalars: Vec<(String, f64)>, is_evaluation: bool) -> Result<(), StorageError> {
-        self.note_lost_sync();
+        if let Some(Ok(Some(status))) = self.sync.as_mut().map(Child::try_wait) {
+            self.sync = None;
+            let output = self.folder.join("sync.log");
+            tracing::warn!(
+                "W&B's program ended before the run ({status}): see {}; {}",
+                output.display(),
+                self.advice()
+            );
+        }
         if self.step_before.is_some_and(|last| step < last || step == last && !is_evaluation) {
             return Ok(());
         }
@@ -216,36 +224,6 @@ impl Wandb {
     fn advice(&self) -> String {
         format!("afterwards, `WANDB_RESUME=allow wandb sync {}` sends it", self.folder.display())
     }
-
-    fn note_lost_sync(&mut self) {
-        if let Some(Ok(Some(status))) = self.sync.as_mut().map(Child::try_wait) {
-            self.sync = None;
-            let output = self.folder.join("sync.log");
-            tracing::warn!(
-                "W&B's program ended before the run ({status}): see {}; {}",
-                output.display(),
-                self.advice()
-            );
-        }
-    }
-
-    /// Waits until everything is sent, for some time.
-    fn wait_for_sync(&mut self) {
-        let Some(mut child) = self.sync.take() else { return };
-        let since = Instant::now();
-        while matches!(child.try_wait(), Ok(None)) {
-            if since.elapsed() > PATIENCE {
-                tracing::warn!("W&B's program is still sending {}; it goes on by itself", self.folder.display());
-                return;
-            }
-            sleep(Duration::from_millis(100));
-        }
-        let is_sent = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        if !is_sent.into_iter().any(|file| file.path().extension().is_some_and(|extension| extension == "synced")) {
-            let output = self.folder.join("sync.log");
-            tracing::warn!("W&B's program has not sent all: see {}; {}", output.display(), self.advice());
-        }
-    }
 }
 
 impl MetricSink for Wandb {
@@ -266,7 +244,20 @@ impl MetricSink for Wandb {
         if let Err(error) = self.write_end(how) {
             tracing::warn!("{}: the run's end is missing in W&B's log", error.problem());
         }
-        self.wait_for_sync();
+        let Some(mut child) = self.sync.take() else { return };
+        let since = Instant::now();
+        while matches!(child.try_wait(), Ok(None)) {
+            if since.elapsed() > PATIENCE {
+                tracing::warn!("W&B's program is still sending {}; it goes on by itself", self.folder.display());
+                return;
+            }
+            sleep(Duration::from_millis(100));
+        }
+        let is_sent = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        if !is_sent.into_iter().any(|file| file.path().extension().is_some_and(|extension| extension == "synced")) {
+            let output = self.folder.join("sync.log");
+            tracing::warn!("W&B's program has not sent all: see {}; {}", output.display(), self.advice());
+        }
     }
 }
 

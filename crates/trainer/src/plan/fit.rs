@@ -209,7 +209,18 @@ pub(super) fn check(
 
 /// Returns the change to make if no micro-batch fits: shorter rows if they do, else what takes less memory for any rows.
 fn beyond_micro_batches(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> String {
-    if let Some(length) = longest_row(case, training) {
+    // The longest row, shorter than the run's, that fits alone; memory grows with it.
+    let (mut fits, mut is_too_long) = (0_usize, training.row_len.div_ceil(SHORTEST_ROW));
+    while is_too_long - fits > 1 {
+        let middle = fits.midpoint(is_too_long);
+        if case.fits(&of_one_row(case, training, middle * SHORTEST_ROW)) {
+            fits = middle;
+        } else {
+            is_too_long = middle;
+        }
+    }
+    if fits > 0 {
+        let length = fits * SHORTEST_ROW;
         let accumulation = accumulation * training.micro_batch_size;
         return format!(
             "No smaller micro-batch fits, but shorter rows do, which cut more documents: --set max_seq_len={length} --set \
@@ -221,20 +232,6 @@ fn beyond_micro_batches(case: &Case<'_>, training: &TrainingShape, accumulation:
         "One short row would still need {left}, so the rows are not what is too large: {}",
         other_runs(case, training)
     )
-}
-
-/// Returns the longest row, shorter than the run's, that fits alone; memory grows with it.
-fn longest_row(case: &Case<'_>, training: &TrainingShape) -> Option<usize> {
-    let (mut fits, mut is_too_long) = (0_usize, training.row_len.div_ceil(SHORTEST_ROW));
-    while is_too_long - fits > 1 {
-        let middle = fits.midpoint(is_too_long);
-        if case.fits(&of_one_row(case, training, middle * SHORTEST_ROW)) {
-            fits = middle;
-        } else {
-            is_too_long = middle;
-        }
-    }
-    (fits > 0).then_some(fits * SHORTEST_ROW)
 }
 
 /// Returns the run with one row of this length at a time, and with every other setting that takes less of the device.

@@ -35,12 +35,21 @@ impl DataShape {
     /// Returns the shape of packed data. `has_chats`: whether any of it is rendered with the chat template.
     pub fn new(data: &PackedDataset, has_chats: bool) -> Self {
         let report = data.report();
+        // The padding at the end of a row is a document too.
+        let padding = |row: usize| usize::from(data.row_tokens(row) < data.row_len());
+        let documents = |row: usize| data.row_documents(row).count() + padding(row);
+        let counted = |document: usize| data.documents().entry(document).loss_tokens as usize;
+        let loss_tokens = |row: usize| data.row_documents(row).map(counted).sum::<usize>();
         Self {
             rows: data.rows(),
             row_len: data.row_len(),
             longest_document: report.lengths.longest,
-            documents_per_row: max_documents_per_row(data),
-            loss_tokens_per_row: max_loss_tokens_per_row(data),
+            documents_per_row: (0..data.rows()).map(documents).max().unwrap_or(1),
+            // In pairs the tokens of the prompt may count too.
+            loss_tokens_per_row: match data.pairs() {
+                0 => (0..data.rows()).map(loss_tokens).max().unwrap_or(0),
+                _ => data.row_len(),
+            },
             has_chats,
             report: report.to_string(),
         }
@@ -153,23 +162,4 @@ pub struct DecidedMemory {
     /// Format of the sums of gradients of parameters in bf16; `None` if there are no such parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gradients: Option<FloatType>,
-}
-
-/// Returns the maximum number of documents in a row, the padding at its end included.
-fn max_documents_per_row(data: &PackedDataset) -> usize {
-    let documents = |row: usize| {
-        let padding = usize::from(data.row_tokens(row) < data.row_len());
-        data.row_documents(row).count() + padding
-    };
-    (0..data.rows()).map(documents).max().unwrap_or(1)
-}
-
-/// Returns the maximum number of tokens in a row that count in the loss. In pairs the tokens of the prompt may count too.
-fn max_loss_tokens_per_row(data: &PackedDataset) -> usize {
-    if data.pairs() > 0 {
-        return data.row_len();
-    }
-    let counted = |document: usize| data.documents().entry(document).loss_tokens as usize;
-    let of_row = |row: usize| data.row_documents(row).map(counted).sum::<usize>();
-    (0..data.rows()).map(of_row).max().unwrap_or(0)
 }

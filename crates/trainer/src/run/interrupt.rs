@@ -108,25 +108,20 @@ impl Interrupt {
         let interrupt = self.clone();
         std::thread::Builder::new().name("signals".to_string()).spawn(move || {
             for signal in signals.forever() {
-                interrupt.receive(signal);
+                if !interrupt.is_training.load(Ordering::Relaxed) {
+                    print_line("stopped; nothing was trained yet");
+                    end_process(exit_status(signal));
+                }
+                // The run may be about to end for another reason: its time is up, or another rank got the signal first.
+                if interrupt.has_signal.swap(true, Ordering::Relaxed) {
+                    print_line("stopped at once; what was saved before is complete: continue with --resume");
+                    end_process(exit_status(signal));
+                }
+                interrupt.request.store(signal, Ordering::Relaxed);
+                print_line("finishing this step, then saving everything; press Ctrl-C again to stop at once");
             }
         })?;
         Ok(())
-    }
-
-    #[cfg(unix)]
-    fn receive(&self, signal: i32) {
-        if !self.is_training.load(Ordering::Relaxed) {
-            print_line("stopped; nothing was trained yet");
-            end_process(exit_status(signal));
-        }
-        // The run may be about to end for another reason: its time is up, or another rank got the signal first.
-        if self.has_signal.swap(true, Ordering::Relaxed) {
-            print_line("stopped at once; what was saved before is complete: continue with --resume");
-            end_process(exit_status(signal));
-        }
-        self.request.store(signal, Ordering::Relaxed);
-        print_line("finishing this step, then saving everything; press Ctrl-C again to stop at once");
     }
 
     /// Listens without messages: Windows has no signal iterator. The first signal lets the run save, the second one ends it.

@@ -17,11 +17,18 @@ impl Plan {
     /// Returns what a run in `folder` is about to do, one fact per line, with warnings.
     pub fn brief(&self, folder: &Path) -> String {
         let recompute = format!("{}, {}", to_name(&self.recompute.value), clause(&self.recompute.reason));
+        // How full the rows are, without what the label says.
+        let fill = self.row_len.reason.split_once("; ").map_or(self.row_len.reason.as_str(), |(_, fill)| fill);
+        let (rows, times) = (self.micro_batch_size.value, self.gradient_accumulation.value);
+        let accumulated = if times > 1 { format!(", {rows} at a time") } else { String::new() };
+        let (steps, why) = (counted(self.steps.value, "step"), &self.steps.reason);
+        let of_all = self.gradient_accumulation.reason.split(", one").next().unwrap_or_default();
+        let (rate, warmup) = (self.learning_rate.value, counted(self.warmup_steps.value, "step"));
         let mut lines = vec![
             ("model", self.how_it_trains()),
-            ("rows", format!("of {} tokens; {}", grouped(&self.row_len.value.to_string()), self.of_rows())),
-            ("step", self.of_a_step()),
-            ("learning rate", self.of_the_rate()),
+            ("rows", format!("of {} tokens; {fill}", grouped(&self.row_len.value.to_string()))),
+            ("step", format!("{of_all}{accumulated}; {steps}, {why}")),
+            ("learning rate", format!("{rate:e}, {} after {warmup} of warm-up", to_name(&self.schedule.value))),
             ("recompute", if self.offload.value { format!("{recompute}; offloaded") } else { recompute }),
             ("memory", format!("{} {}", human_bytes(self.memory_bytes.value), self.memory_bytes.reason)),
         ];
@@ -52,24 +59,6 @@ impl Plan {
             "{backend} in {compute}{gemms}, base {base}; {count} parameters train, {}",
             self.trained_parameters.reason
         )
-    }
-
-    /// Returns how full the rows are, without what the label says.
-    fn of_rows(&self) -> &str {
-        self.row_len.reason.split_once("; ").map_or(&self.row_len.reason, |(_, rows)| rows)
-    }
-
-    fn of_a_step(&self) -> String {
-        let (rows, times) = (self.micro_batch_size.value, self.gradient_accumulation.value);
-        let accumulated = if times > 1 { format!(", {rows} at a time") } else { String::new() };
-        let (steps, why) = (counted(self.steps.value, "step"), &self.steps.reason);
-        let of_all = self.gradient_accumulation.reason.split(", one").next().unwrap_or_default();
-        format!("{of_all}{accumulated}; {steps}, {why}")
-    }
-
-    fn of_the_rate(&self) -> String {
-        let (rate, schedule, warmup) = (self.learning_rate.value, self.schedule.value, self.warmup_steps.value);
-        format!("{rate:e}, {} after {} of warm-up", to_name(&schedule), counted(warmup, "step"))
     }
 }
 

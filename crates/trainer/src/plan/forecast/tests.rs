@@ -174,14 +174,6 @@ fn every_machine_of_the_table_answers_with_reasons() {
     }
 }
 
-/// Returns a machine with an NVIDIA card that no table has.
-fn unknown_card(compute_capability: (u32, u32), clocks: CardClocks) -> HardwareProfile {
-    let (name, bytes) = ("NVIDIA Card of Tomorrow", 80 << 30);
-    let spec = AcceleratorSpec::of_unknown_card(name, compute_capability, clocks, bytes);
-    let card = Gpu { compute_capability: Some(compute_capability), spec, ..Gpu::described(Maker::Nvidia, name, bytes) };
-    HardwareProfile::described(16, 256 << 30, vec![card])
-}
-
 /// Returns the forecast of an [`Example`] on a machine.
 fn forecast_on(profile: HardwareProfile) -> Option<Forecast> {
     let example = Example { profile, ..Example::new(&[], 80, 256) };
@@ -196,7 +188,12 @@ fn forecast_on(profile: HardwareProfile) -> Option<Forecast> {
 fn a_card_that_no_table_has_is_forecast_from_its_compute_capability_and_clocks() {
     // The clocks of an H100.
     let clocks = CardClocks { sm_mhz: 1830, memory_mhz: 2619, cores: 16_896, bus_bits: 5120 };
-    let of = |capability, clocks| forecast_on(unknown_card(capability, clocks));
+    let of = |capability: (u32, u32), clocks: CardClocks| {
+        let (name, bytes) = ("NVIDIA Card of Tomorrow", 80 << 30);
+        let spec = AcceleratorSpec::of_unknown_card(name, capability, clocks, bytes);
+        let card = Gpu { compute_capability: Some(capability), spec, ..Gpu::described(Maker::Nvidia, name, bytes) };
+        forecast_on(HardwareProfile::described(16, 256 << 30, vec![card]))
+    };
     let known = forecast_on(HardwareProfile::of_machine(AcceleratorSpec::named("h100").unwrap())).unwrap();
     let unknown = of((9, 0), clocks).expect("its rates follow");
     let [known_s, unknown_s] = [&known, &unknown].map(|forecast| forecast.step_seconds.value);

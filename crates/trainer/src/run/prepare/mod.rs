@@ -113,7 +113,22 @@ pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
     let mut model = recipe.read_model(&folder)?;
     if recipe.data.adds_tokens() {
         let tokenizer = data_sets::tokenizer(recipe, &folder, now())?;
-        check_adapter_tokens(&from, &tokenizer)?;
+        // Its rows belong to its ids, so a tokenizer next to it must give the new tokens the same ones.
+        if !tokenizer.new_tokens().is_empty() && from.join("tokenizer.json").is_file() {
+            let theirs = Tokenizer::from_folder(&from)?;
+            for token in tokenizer.new_tokens() {
+                let id = theirs.token_to_id(&token.content);
+                if id != Some(token.id) {
+                    let (token, here) = (&token.content, token.id);
+                    let there = id.map_or("no token".to_owned(), |id| format!("token {id}"));
+                    return Err(RunError::Refused(format!(
+                        "the adapter in {} has {there} as {token:?}, which gets id {here} here: write data.new_tokens in the order in \
+                         which it was trained",
+                        from.display()
+                    )));
+                }
+            }
+        }
         add_tokens(&tokenizer, &mut model)?;
     }
     match recipe.adapter_of(&model)? {
@@ -341,51 +356,25 @@ fn add_tokens(tokenizer: &Tokenizer, model: &mut ModelConfig) -> Result<(), RunE
     Ok(())
 }
 
-/// Checks that an adapter folder with a tokenizer assigns the new tokens the same ids as here, since its rows belong to its ids.
-///
-/// # Errors
-/// A tokenizer that cannot be read, or that gives one of them another id.
-fn check_adapter_tokens(adapter: &Path, tokenizer: &Tokenizer) -> Result<(), RunError> {
-    if tokenizer.new_tokens().is_empty() || !adapter.join("tokenizer.json").is_file() {
-        return Ok(());
-    }
-    let theirs = Tokenizer::from_folder(adapter)?;
-    for token in tokenizer.new_tokens() {
-        let id = theirs.token_to_id(&token.content);
-        if id != Some(token.id) {
-            let (token, here) = (&token.content, token.id);
-            let there = id.map_or("no token".to_owned(), |id| format!("token {id}"));
-            return Err(RunError::Refused(format!(
-                "the adapter in {} has {there} as {token:?}, which gets id {here} here: write data.new_tokens in the order in which it was \
-                 trained",
-                adapter.display()
-            )));
-        }
-    }
-    Ok(())
-}
-
 /// Returns the seconds since 1970.
 pub fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64)
-}
-
-/// Returns the tokens of a row that suit the size of the data and hold every document, also those that are evaluated.
-fn row_len_by_size(data: &DataSets, most: usize) -> usize {
-    let tokens_of = |set: &ReadSet| -> (usize, usize) {
-        let lengths = (0..set.documents.len()).map(|document| set.documents.entry(document).tokens as usize);
-        lengths.fold((0, 0), |(sum, longest), tokens| (sum + tokens, longest.max(tokens)))
-    };
-    let (tokens, longest) = tokens_of(&data.train);
-    let also = data.held_out.as_ref().map_or(0, |set| tokens_of(set).1);
-    size::row_len(data.train.documents.len(), tokens, longest.max(also), most)
 }
 
 /// Returns how the recipe packs data into rows, those to train on and those to evaluate on.
 pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer, data: &DataSets, world_size: usize) -> PackOptions {
     let (documents, pack) = (data.train.documents.len(), config.pack && config.grpo.is_none());
     let defaults = PackOptions::new(match config.max_seq_len {
-        None if pack && config.follows_size() => row_len_by_size(data, config.max_seq_len()),
+        // Rows that suit the size of the data and hold every document, also those that are evaluated.
+        None if pack && config.follows_size() => {
+            let tokens_of = |set: &ReadSet| -> (usize, usize) {
+                let lengths = (0..set.documents.len()).map(|document| set.documents.entry(document).tokens as usize);
+                lengths.fold((0, 0), |(sum, longest), tokens| (sum + tokens, longest.max(tokens)))
+            };
+            let (tokens, longest) = tokens_of(&data.train);
+            let also = data.held_out.as_ref().map_or(0, |set| tokens_of(set).1);
+            size::row_len(documents, tokens, longest.max(also), config.max_seq_len())
+        }
         _ => config.max_seq_len(),
     });
     // A group has several steps, so that chance still decides which rows share one, and the data has several groups, of a whole step at least. How a

@@ -102,7 +102,11 @@ pub(in crate::run) fn agree_on_folder(
     let mark = mark.map_err(|source| StorageError::NotWritable { path: folder.clone(), source })?;
     let own = mark.as_ref().map(|mark| (folder, mark.path().file_name().map(PathBuf::from).unwrap_or_default()));
     let (folder, file): (PathBuf, PathBuf) = share(ranks, "output_dir", own.as_ref())?;
-    let is_seen = appears(&folder.join(file), SEEN_WITHIN);
+    let (file, started) = (folder.join(file), Instant::now());
+    while !file.exists() && started.elapsed() < SEEN_WITHIN {
+        sleep(Duration::from_millis(100));
+    }
+    let is_seen = file.exists();
     let is_writable = firebrick_files::temporary_in(&folder, ".partial-written-by-each-rank-", "").is_ok();
     compare_access(ranks, [is_seen, is_writable], folder, stage)
 }
@@ -124,18 +128,6 @@ fn compare_access(ranks: &Ranks, access: [bool; 2], folder: PathBuf, stage: Zero
         ))),
         None => Ok(()),
     }
-}
-
-/// Returns whether a file exists, now or within this time.
-fn appears(file: &Path, patience: Duration) -> bool {
-    let started = Instant::now();
-    while !file.exists() {
-        if started.elapsed() >= patience {
-            return false;
-        }
-        sleep(Duration::from_millis(100));
-    }
-    true
 }
 
 /// Creates the folder of a new run on rank 0, and returns it on all ranks.

@@ -203,7 +203,10 @@ impl<B: Kernels> Trainer<B> {
                 let mut on_device = self.model.upload(input_ids, targets, positions, cu_seqlens)?;
                 self.balance(&mut on_device, batch, micro_batches.len());
                 let count = on_device.targets.count;
-                on_device.targets.weights_m = scale.filter(|_| count > 0).map(|scale| repeated(&scale, count));
+                // The loss scale is a weight, so that it stays on the device: the loss multiplies it by one over the loss tokens in f32 before
+                // anything is rounded to the compute format.
+                let repeated = |scale: Tensor<B, 1>| Tensor::<B, 1>::ones([count], &scale.device()).mul(scale);
+                on_device.targets.weights_m = scale.filter(|_| count > 0).map(repeated);
                 let gradient_scale = Some(1.0 / counts.loss_tokens as f64);
                 let options = LossOptions { chunk_tokens, gradient_scale, log_probs: false, temperature: 1.0 };
                 self.model.loss_and_gradients(&on_device, pass, options, sink)
@@ -296,12 +299,6 @@ fn is_token(batch: &Batch) -> Vec<bool> {
     let tokens = is_token.iter().filter(|&&is_token| is_token).count();
     assert_eq!(tokens, batch.tokens(), "every document has a target, and padding has none");
     is_token
-}
-
-/// Repeats a weight `[1]` for each of `count` targets. The loss scale is a weight, so that it stays on the device: the loss multiplies it by one over
-/// the loss tokens in f32 before anything is rounded to the compute format.
-fn repeated<B: Kernels>(weight: &Tensor<B, 1>, count: usize) -> Tensor<B, 1> {
-    Tensor::ones([count], &weight.device()).mul(weight.clone())
 }
 
 /// Reads one f32 back from the device, waiting for everything queued before it.

@@ -141,60 +141,49 @@ impl<B: Kernels> Trainer<B> {
         sums: &mut PolicySums,
         sink: &mut dyn GradientSink<B>,
     ) -> Result<Tensor<B, 1>, RunError> {
-        let mut aux_loss = None;
-        for (index, batch) in batches.iter().enumerate() {
+        let PolicyStep { objective, temperature, denominators } = step;
+        let (mut aux_loss, chunk_tokens) = (None, self.settings.loss_chunk_tokens);
+        for (index, PolicyBatch { batch, samples: own }) in batches.iter().enumerate() {
             sink.begin_micro_batch(index + 1 == batches.len());
-            let of_batch = self.policy_batch(samples, batch, (step, batches.len()), sums, sink)?;
+            let mut on_device =
+                self.model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
+            self.balance(&mut on_device, batch, batches.len());
+            let loss = LossOptions { chunk_tokens, gradient_scale: Some(1.0), log_probs: false, temperature };
+            let derivatives = |log_probs: &[f32]| {
+                let (mut at, mut d_log_probs) = (0, vec![0.0; log_probs.len()]);
+                let experts = self.experts_of_targets(batch);
+                let routers = experts.len() / log_probs.len().max(1);
+                for sample in own.iter().map(|&sample| &samples[sample]) {
+                    let tokens = at..at + sample.tokens.len();
+                    at = tokens.end;
+                    let found = &log_probs[tokens.clone()];
+                    sums.note(sample, found);
+                    sums.note_experts(sample, &experts[routers * tokens.start..routers * tokens.end], routers);
+                    let completion = Completion {
+                        log_probs: found,
+                        old: sample.old.as_deref(),
+                        reference: sample.reference.as_deref(),
+                        advantage: sample.advantage,
+                    };
+                    sums.loss.add(&objective.part(&completion, denominators, &mut d_log_probs[tokens]));
+                }
+                d_log_probs
+            };
+            let pass = PassOptions { dropout: None, ..self.settings.pass };
+            let factor = self.optimizer.loss_scale();
+            let of_batch = self.model.policy_gradients(&on_device, pass, loss, factor, derivatives, sink);
             aux_loss = match (aux_loss, of_batch) {
                 (Some(sum), Some(of_batch)) => Some(Tensor::add(sum, of_batch)),
                 (one, other) => one.or(other),
             };
         }
         // The outcome divides by the tokens again.
-        let loss = (sums.loss.loss * step.denominators.tokens.max(1) as f64) as f32;
+        let loss = (sums.loss.loss * denominators.tokens.max(1) as f64) as f32;
         let loss_sum = Tensor::from_floats([loss], self.model.device());
         Ok(match aux_loss {
             Some(aux_loss) => Tensor::cat(vec![loss_sum, aux_loss], 0),
             None => loss_sum,
         })
-    }
-
-    fn policy_batch(
-        &self,
-        samples: &[Sample],
-        PolicyBatch { batch, samples: own }: &PolicyBatch,
-        (step, count): (PolicyStep, usize),
-        sums: &mut PolicySums,
-        sink: &mut dyn GradientSink<B>,
-    ) -> Result<Option<Tensor<B, 1>>, RunError> {
-        let PolicyStep { objective, temperature, denominators } = step;
-        let mut on_device = self.model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
-        self.balance(&mut on_device, batch, count);
-        let chunk_tokens = self.settings.loss_chunk_tokens;
-        let loss = LossOptions { chunk_tokens, gradient_scale: Some(1.0), log_probs: false, temperature };
-        let derivatives = |log_probs: &[f32]| {
-            let (mut at, mut d_log_probs) = (0, vec![0.0; log_probs.len()]);
-            let experts = self.experts_of_targets(batch);
-            let routers = experts.len() / log_probs.len().max(1);
-            for sample in own.iter().map(|&sample| &samples[sample]) {
-                let tokens = at..at + sample.tokens.len();
-                at = tokens.end;
-                let found = &log_probs[tokens.clone()];
-                sums.note(sample, found);
-                sums.note_experts(sample, &experts[routers * tokens.start..routers * tokens.end], routers);
-                let completion = Completion {
-                    log_probs: found,
-                    old: sample.old.as_deref(),
-                    reference: sample.reference.as_deref(),
-                    advantage: sample.advantage,
-                };
-                sums.loss.add(&objective.part(&completion, denominators, &mut d_log_probs[tokens]));
-            }
-            d_log_probs
-        };
-        let pass = PassOptions { dropout: None, ..self.settings.pass };
-        let factor = self.optimizer.loss_scale();
-        Ok(self.model.policy_gradients(&on_device, pass, loss, factor, derivatives, sink))
     }
 }
 

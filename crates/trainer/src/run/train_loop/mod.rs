@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use firebrick_data::{Batch, Cursor, Loader};
+use firebrick_data::Loader;
 use firebrick_hwprofile::usage::UsageMonitor;
 use firebrick_kernels::Kernels;
 use firebrick_parallel::{Limits, Ranks, Watchdog};
@@ -255,7 +255,12 @@ impl<B: Kernels> Run<B> {
             return self.advance_in_round();
         }
         let started = Instant::now();
-        let (micro_batches, cursor) = self.next_micro_batches();
+        let (mut micro_batches, mut cursor) = (Vec::new(), self.state.cursor);
+        for _ in 0..self.prepared.plan.gradient_accumulation.value {
+            let (batch, after) = self.loader.next_batch().expect("the loader repeats its epochs without end");
+            micro_batches.push(batch);
+            cursor = after;
+        }
         self.note(DATA, self.state.step + 1, started);
         let queued = Instant::now();
         let exchanged = self.trainer.ranks.exchanged();
@@ -372,18 +377,5 @@ impl<B: Kernels> Run<B> {
                 folder.display()
             );
         }
-    }
-
-    fn next_micro_batches(&mut self) -> (Vec<Batch>, Cursor) {
-        let count = self.prepared.plan.gradient_accumulation.value;
-        let mut cursor = self.state.cursor;
-        let batches = (0..count)
-            .map(|_| {
-                let (batch, after) = self.loader.next_batch().expect("the loader repeats its epochs without end");
-                cursor = after;
-                batch
-            })
-            .collect();
-        (batches, cursor)
     }
 }

@@ -11,10 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_tensor::{Tensor, TensorData};
-use firebrick_data::{Batch, PackedDataset};
+use firebrick_data::PackedDataset;
 use firebrick_kernels::Kernels;
-use firebrick_model::Decoder;
-use firebrick_parallel::Ranks;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::console::Console;
@@ -123,11 +121,26 @@ impl<B: Kernels> ReferencePass<'_, B> {
         let _shown =
             self.console.activity(move || format!("reference: batch {} of {batches}", shown.load(Ordering::Relaxed)));
         while let Some((batch, _)) = loader.next_batch() {
-            score(model, &batch, settings.loss_chunk_tokens, &mut sums)?;
+            let tokens = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
+            let is_answer = batch.pairs.as_ref().and_then(|pairs| pairs.is_answer.as_deref());
+            let targets = model.upload_pairs(&batch.targets, is_answer, &batch.cu_seqlens);
+            // The adapter takes part, as it is before the first step.
+            let found = model.answer_log_probs(&tokens, targets.as_ref(), true, settings.loss_chunk_tokens);
+            if let (Some(found), Some(pairs)) = (found, &batch.pairs) {
+                for (value, &document) in found.into_data().iter::<f32>().zip(&pairs.documents) {
+                    sums[document as usize] = value;
+                }
+            }
             done.fetch_add(1, Ordering::Relaxed);
         }
         B::release_memory(model.device());
-        over_ranks::<B>(sums, ranks, model.device())
+        if ranks.world_size() == 1 {
+            return Ok(sums);
+        }
+        // Each rank has the sums of its own documents, and zeros for the others.
+        let count = sums.len();
+        let sums = Tensor::<B, 1>::from_data(TensorData::new(sums, [count]), model.device());
+        Ok(ranks.all_reduce_scalar(sums)?.into_data().iter::<f32>().collect())
     }
 }
 
@@ -140,30 +153,6 @@ fn key_of_model(prepared: &Prepared, identity: &ReferenceIdentity, weights: u64)
     key.update(&identity);
     key.update(model.as_bytes());
     key
-}
-
-/// Scores the documents of a batch. The adapter takes part, as it is before the first step.
-fn score<B: Kernels>(model: &Decoder<B>, batch: &Batch, chunk_tokens: usize, sums: &mut [f32]) -> Result<(), RunError> {
-    let tokens = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
-    let is_answer = batch.pairs.as_ref().and_then(|pairs| pairs.is_answer.as_deref());
-    let targets = model.upload_pairs(&batch.targets, is_answer, &batch.cu_seqlens);
-    let found = model.answer_log_probs(&tokens, targets.as_ref(), true, chunk_tokens);
-    let (Some(found), Some(pairs)) = (found, &batch.pairs) else { return Ok(()) };
-    for (value, &document) in found.into_data().iter::<f32>().zip(&pairs.documents) {
-        sums[document as usize] = value;
-    }
-    Ok(())
-}
-
-/// Combines the sums of all ranks; each has those of its own documents, and zeros for the others.
-fn over_ranks<B: Kernels>(sums: Vec<f32>, ranks: &Ranks, device: &B::Device) -> Result<Vec<f32>, RunError> {
-    if ranks.world_size() == 1 {
-        return Ok(sums);
-    }
-    let count = sums.len();
-    let sums = Tensor::<B, 1>::from_data(TensorData::new(sums, [count]), device);
-    let all = ranks.all_reduce_scalar(sums)?;
-    Ok(all.into_data().iter::<f32>().collect())
 }
 
 /// Reads the stored sums; `None` if the file is missing or belongs to something else.

@@ -3,7 +3,7 @@
 //! A checkpoint from which the run goes on is copied to host memory, and a thread writes it, if the plan has room for the copy; the next one waits.
 //! Trade-off: the trained weights are written once more next to the last checkpoint, which contains them too.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use chrono::DateTime;
 use firebrick_files::AtomicFolder;
 use firebrick_kernels::Kernels;
-use firebrick_model::{CollectedWeights, Decoder, HfFolder, ModelError, float_type_of};
+use firebrick_model::{CollectedWeights, HfFolder, ModelError, float_type_of};
 
 use super::Run;
 use super::background::Background;
@@ -25,7 +25,7 @@ use crate::run::prepare::now;
 use crate::run::step::{Trainer, scalar};
 use crate::run::train_loop::start::sample;
 use crate::state::best::Best;
-use crate::state::checkpoint::{SavedWeights, Snapshot, save_part};
+use crate::state::checkpoint::{Snapshot, save_part};
 use crate::state::checkpoint_folder::{Keep, checkpoint_of};
 use crate::state::manifest::Manifest;
 use crate::storage::StorageError;
@@ -337,8 +337,19 @@ impl<B: Kernels> Run<B> {
         if !self.trainer.ranks.is_main() {
             return Ok((PathBuf::new(), samples));
         }
-        let folder = write_weights(self.folder.path(), &self.weights, &self.trainer.model, collected)?;
-        Ok((folder, samples))
+        let (model, weights) = (&self.trainer.model, &self.weights);
+        let is_part = weights.adapter.is_none() && model.config.wrapper.is_some();
+        let base = match is_part.then(|| HfFolder::open(&weights.companions.from)).transpose() {
+            // A model that started at random has a config and no other parts.
+            Err(ModelError::NotThere { .. }) => None,
+            base => base?,
+        };
+        // They replace those of an earlier end once they are complete. A whole model keeps its original number format.
+        let (path, dtype) = (weights.path_in(self.folder.path()), float_type_of(&model.config));
+        let partial = AtomicFolder::create(&path).map_err(|error| StorageError::writing(&path, 0, error))?;
+        let written = weights.write(model, collected, partial.temporary(), dtype, base.as_ref())?;
+        partial.replace_by(&written).map_err(|error| StorageError::writing(&path, 0, error))?;
+        Ok((path, samples))
     }
 
     /// Returns the sample prompts with these answers, next to those before the first step; the recipe of that part of the run may have had other
@@ -359,31 +370,6 @@ impl<B: Kernels> Run<B> {
     pub(super) fn wall_s(&self) -> f64 {
         self.wall_before + self.started.elapsed().as_secs_f64()
     }
-}
-
-/// Writes the trained weights, including `collected`, into the run folder; returns the path. They replace those of an earlier end once they are
-/// complete. A whole model keeps its original number format.
-///
-/// # Errors
-/// The folder cannot be written.
-fn write_weights<B: Kernels>(
-    run_folder: &Path,
-    weights: &SavedWeights,
-    model: &Decoder<B>,
-    collected: CollectedWeights,
-) -> Result<PathBuf, RunError> {
-    let dtype = float_type_of(&model.config);
-    let is_part = weights.adapter.is_none() && model.config.wrapper.is_some();
-    let base = match is_part.then(|| HfFolder::open(&weights.companions.from)).transpose() {
-        // A model that started at random has a config and no other parts.
-        Err(ModelError::NotThere { .. }) => None,
-        base => base?,
-    };
-    let path = weights.path_in(run_folder);
-    let partial = AtomicFolder::create(&path).map_err(|error| StorageError::writing(&path, 0, error))?;
-    let written = weights.write(model, collected, partial.temporary(), dtype, base.as_ref())?;
-    partial.replace_by(&written).map_err(|error| StorageError::writing(&path, 0, error))?;
-    Ok(path)
 }
 
 fn per_second(count: u64, seconds: f64) -> f64 {
