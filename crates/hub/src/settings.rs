@@ -53,7 +53,10 @@ impl HubSettings {
                 .is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_ascii_uppercase().as_str()))
         };
         let user = variable("HOME").or_else(|| variable("USERPROFILE")).map(PathBuf::from).unwrap_or_default();
-        let path = |name: &str| variable(name).map(|value| expand(&value, &user));
+        let path = |name: &str| {
+            let value = variable(name)?;
+            Some(value.strip_prefix("~/").map_or_else(|| PathBuf::from(&value), |rest| user.join(rest)))
+        };
         let home = path("HF_HOME")
             .unwrap_or_else(|| path("XDG_CACHE_HOME").unwrap_or_else(|| user.join(".cache")).join("huggingface"));
         let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE")).unwrap_or_else(|| home.join("hub"));
@@ -68,13 +71,6 @@ impl HubSettings {
             token: token.filter(|_| !is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN")),
             is_offline: ["HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().any(is_on),
         }
-    }
-}
-
-fn expand(path: &str, user: &Path) -> PathBuf {
-    match path.strip_prefix("~/") {
-        Some(rest) => user.join(rest),
-        None => PathBuf::from(path),
     }
 }
 

@@ -82,8 +82,33 @@ impl Hub {
         let header = &actions["upload"]["header"];
         let part_bytes = header["chunk_size"].as_str().and_then(|size| size.parse::<u64>().ok());
         match part_bytes.or(header["chunk_size"].as_u64()).filter(|bytes| *bytes > 0) {
-            Some(bytes) => self.store_parts(id, upload, oid, (address, header, bytes))?,
             None => self.put(id, upload, address, 0, upload.size).map(drop)?,
+            // The header lists the parts by number.
+            Some(part_bytes) => {
+                let part =
+                    |(key, value): (&String, &Json)| Some((key.parse::<u64>().ok()?, value.as_str()?.to_owned()));
+                let mut parts: Vec<(u64, String)> = header.as_object().into_iter().flatten().filter_map(part).collect();
+                parts.sort();
+                let needed = upload.size.div_ceil(part_bytes);
+                if parts.len() as u64 != needed {
+                    let listed = parts.len();
+                    let problem = format!("{} needs {needed} parts, the server lists {listed}", upload.path);
+                    return Err(HubError::push(id, problem));
+                }
+                let mut done = Vec::new();
+                for (index, (_, address)) in parts.iter().enumerate() {
+                    let begin = index as u64 * part_bytes;
+                    let etag = self.put(id, upload, address, begin, part_bytes.min(upload.size - begin))?;
+                    let no_etag = || format!("the storage sent no ETag for a part of {}", upload.path);
+                    let etag = etag.ok_or_else(|| HubError::push(id, no_etag()))?;
+                    done.push(json!({ "partNumber": index + 1, "etag": etag }));
+                }
+                let body = json!({ "oid": oid, "parts": done }).to_string();
+                let (status, answer) = send::post(&self.settings, address, LFS_JSON, body.as_bytes())?;
+                if status != 200 {
+                    return Err(self.not_taken(id, "completing a large file", status, &answer));
+                }
+            }
         }
         if let Some(address) = actions["verify"]["href"].as_str() {
             let body = json!({ "oid": oid, "size": upload.size }).to_string();
@@ -93,37 +118,6 @@ impl Hub {
             }
         }
         Ok(upload.size)
-    }
-
-    /// Stores the parts that the header lists by number, then reports that they are complete.
-    fn store_parts(
-        &self,
-        id: &HubId,
-        upload: &Upload,
-        oid: &str,
-        (complete, header, part_bytes): (&str, &Json, u64),
-    ) -> Result<(), HubError> {
-        let number = |(key, value): (&String, &Json)| Some((key.parse::<u64>().ok()?, value.as_str()?.to_owned()));
-        let mut parts: Vec<(u64, String)> = header.as_object().into_iter().flatten().filter_map(number).collect();
-        parts.sort();
-        if parts.len() as u64 != upload.size.div_ceil(part_bytes) {
-            let needed = upload.size.div_ceil(part_bytes);
-            return Err(HubError::push(
-                id,
-                format!("{} needs {needed} parts, the server lists {}", upload.path, parts.len()),
-            ));
-        }
-        let mut done = Vec::new();
-        for (index, (_, address)) in parts.iter().enumerate() {
-            let begin = index as u64 * part_bytes;
-            let etag = self.put(id, upload, address, begin, part_bytes.min(upload.size - begin))?;
-            let etag = etag
-                .ok_or_else(|| HubError::push(id, format!("the storage sent no ETag for a part of {}", upload.path)))?;
-            done.push(json!({ "partNumber": index + 1, "etag": etag }));
-        }
-        let body = json!({ "oid": oid, "parts": done }).to_string();
-        let (status, answer) = send::post(&self.settings, complete, LFS_JSON, body.as_bytes())?;
-        if status == 200 { Ok(()) } else { Err(self.not_taken(id, "completing a large file", status, &answer)) }
     }
 
     /// Writes `bytes` of a file from `begin` on to the storage; returns the ETag of the response.

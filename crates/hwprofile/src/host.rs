@@ -9,24 +9,21 @@ use crate::{Cpu, Memory};
 pub(crate) fn cpu(notes: &mut Vec<String>) -> Cpu {
     let logical_cores = thread::available_parallelism().map_or(1, usize::from);
     let physical_cores = System::physical_core_count().unwrap_or(logical_cores);
+    let name = System::new().ok().and_then(|mut system| {
+        system.refresh_cpu_list(CpuRefreshKind::nothing());
+        system.cpus().first().map(|cpu| cpu.brand().trim().to_string()).filter(|name| !name.is_empty())
+    });
+    let name = name.unwrap_or_else(|| {
+        notes.push("the processor's name could not be read".to_string());
+        env::consts::ARCH.to_string()
+    });
     Cpu {
-        name: cpu_name(notes),
+        name,
         logical_cores,
         // sysinfo counts the cores of the machine, even if this process may use only some of them.
         physical_cores: physical_cores.clamp(1, logical_cores),
         simd: simd(),
     }
-}
-
-fn cpu_name(notes: &mut Vec<String>) -> String {
-    let name = System::new().ok().and_then(|mut system| {
-        system.refresh_cpu_list(CpuRefreshKind::nothing());
-        system.cpus().first().map(|cpu| cpu.brand().trim().to_string()).filter(|name| !name.is_empty())
-    });
-    name.unwrap_or_else(|| {
-        notes.push("the processor's name could not be read".to_string());
-        env::consts::ARCH.to_string()
-    })
 }
 
 fn simd() -> &'static str {

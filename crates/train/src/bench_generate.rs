@@ -121,24 +121,6 @@ fn measure<B: Kernels>(
     let base = options.base.map_or(Format::Float(compute), Format::Quantized);
     let kept_bytes = [(options.kept_weights_gib * (1_u64 << 30) as f64) as u64, 0];
     B::open(&device, &RunShape { kept_bytes, ..RunShape::default() });
-    let (load_s, loaded) = timed(|| {
-        let model = decoder::<B>(options, base, compute, &device)?;
-        wait::<B>(&device).map(|()| model)
-    });
-    let loaded = loaded?;
-    let speeds =
-        options.sequences.iter().map(|&sequences| speed(&loaded, options, sequences)).collect::<Result<_, _>>()?;
-    let GenerationOptions { ref model, rank, prompt_tokens, new_tokens, .. } = *options;
-    let model = model.display().to_string();
-    Ok(GenerationReport { model, backend, compute, base, rank, prompt_tokens, new_tokens, load_s, speeds })
-}
-
-fn decoder<B: Kernels>(
-    options: &GenerationOptions,
-    base: Format,
-    compute: FloatType,
-    device: &B::Device,
-) -> Result<Decoder<B>, RunError> {
     let positions = options.prompt_tokens + options.new_tokens.max(TRACED_TOKENS);
     let lora = LoraConfig { r: options.rank, lora_alpha: 2.0 * options.rank as f64, ..LoraConfig::default() };
     let build = BuildOptions {
@@ -150,11 +132,20 @@ fn decoder<B: Kernels>(
         max_positions: positions,
         sequence_tokens: positions,
     };
-    let config = read_config(&options.model)?;
-    if options.random_base {
-        return Ok(Decoder::synthetic(config, &build, None, device)?);
-    }
-    Ok(Decoder::load(&HfFolder::open(&options.model)?, config, &build, device, &mut |_| ())?)
+    let (load_s, loaded) = timed(|| -> Result<_, RunError> {
+        let config = read_config(&options.model)?;
+        let model = match options.random_base {
+            true => Decoder::<B>::synthetic(config, &build, None, &device)?,
+            false => Decoder::load(&HfFolder::open(&options.model)?, config, &build, &device, &mut |_| ())?,
+        };
+        wait::<B>(&device).map(|()| model)
+    });
+    let loaded = loaded?;
+    let speeds =
+        options.sequences.iter().map(|&sequences| speed(&loaded, options, sequences)).collect::<Result<_, _>>()?;
+    let GenerationOptions { ref model, rank, prompt_tokens, new_tokens, .. } = *options;
+    let model = model.display().to_string();
+    Ok(GenerationReport { model, backend, compute, base, rank, prompt_tokens, new_tokens, load_s, speeds })
 }
 
 /// Seconds of one run, and seconds until the first token of the last sequence.

@@ -115,7 +115,17 @@ pub fn export(options: &ExportOptions) -> Result<String, RunError> {
         (Some(kind), Some(adapter)) => merge_to_gguf(options, adapter, kind),
         (Some(kind), None) => gguf::write(&options.model, &options.out, kind),
         (None, Some(adapter)) => merge(options, adapter),
-        (None, None) => quantize(options, options.bnb_4bit.expect("the command line asks for an adapter or a format")),
+        (None, None) => {
+            let format = options.bnb_4bit.expect("the command line asks for an adapter or a format");
+            let companions = Companions {
+                from: options.model.clone(),
+                chat_template: None,
+                chat_settings: chat_settings_of(&options.model)?,
+                tokenizer: BTreeMap::new(),
+            };
+            let count = quantize_folder(&options.model, &options.out, format, &companions)?;
+            Ok(format!("{count} projections written in {format} to {}", options.out.display()))
+        }
     }
 }
 
@@ -137,18 +147,6 @@ fn check_out(out: &Path, is_file: bool) -> Result<(), RunError> {
     Err(RunError::Refused(message))
 }
 
-/// Writes the model unchanged except for 4-bit weights.
-fn quantize(options: &ExportOptions, format: Bnb4bit) -> Result<String, RunError> {
-    let companions = Companions {
-        from: options.model.clone(),
-        chat_template: None,
-        chat_settings: chat_settings_of(&options.model)?,
-        tokenizer: BTreeMap::new(),
-    };
-    let count = quantize_folder(&options.model, &options.out, format, &companions)?;
-    Ok(format!("{count} projections written in {format} to {}", options.out.display()))
-}
-
 fn chat_settings_of(folder: &Path) -> Result<Map<String, Value>, RunError> {
     Ok(chat_settings::to_json(&chat_settings::read(folder)?, chat_settings::read_sequence_tokens(folder)?))
 }
@@ -164,14 +162,11 @@ fn merge_to_gguf(options: &ExportOptions, adapter: &Path, kind: GgufType) -> Res
         AtomicFolder::create(&out.with_file_name(name)).map_err(|error| StorageError::io("create", out, error))?;
     let merged = folder.temporary().join("model");
     let dtype = Some(options.dtype.unwrap_or(FloatType::F32));
-    let mxfp4 = options.mxfp4 || is_mxfp4(&options.model)?;
+    let layers = read_config(&options.model)?.spec.layers;
+    let is_mxfp4 = layers.iter().any(|layer| matches!(layer.mlp, MlpSpec::Experts { mxfp4: true, .. }));
+    let mxfp4 = options.mxfp4 || is_mxfp4;
     let text = merge(&ExportOptions { out: merged.clone(), dtype, mxfp4, ..options.clone() }, adapter)?;
     Ok(format!("{text}\n{}", gguf::write(&merged, out, kind)?))
-}
-
-fn is_mxfp4(model: &Path) -> Result<bool, RunError> {
-    let spec = read_config(model)?.spec;
-    Ok(spec.layers.iter().any(|layer| matches!(layer.mlp, MlpSpec::Experts { mxfp4: true, .. })))
 }
 
 fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {

@@ -115,8 +115,11 @@ impl Plot {
             return drawing;
         }
         let unit = if self.unit.is_empty() { String::new() } else { format!(", {}", self.unit) };
+        // The key shows planned values as the drawing does.
+        let is_area = self.references.iter().any(|one| matches!(one, Reference::Between(..)));
+        let planned = if is_area { " area" } else { " dashed" };
         let key = |(color, name): (String, &str)| {
-            let class = if color == PLAN { self.planned_class() } else { "" };
+            let class = if color == PLAN { planned } else { "" };
             format!("<span class=\"key{class}\" style=\"--c: var(--{color})\">{}</span>", escape(name))
         };
         let keys: String = self.keys().into_iter().map(key).collect();
@@ -151,12 +154,6 @@ impl Plot {
         let lines = named.map(|(index, series)| (format!("c{}", index % COLORS), series.name.as_str()));
         let is_planned = self.references.iter().any(|one| !matches!(one, Reference::Roofline { .. }));
         lines.chain(is_planned.then(|| (PLAN.to_owned(), "planned"))).collect()
-    }
-
-    /// Returns the class of the planned values in the key, which shows them as the drawing does.
-    fn planned_class(&self) -> &'static str {
-        let is_area = self.references.iter().any(|one| matches!(one, Reference::Between(..)));
-        if is_area { " area" } else { " dashed" }
     }
 
     /// Returns the drawing alone; empty if there is no point.

@@ -4,7 +4,6 @@
 //! Trade-off: a file in place of a folder simulates a folder that cannot be written, because permissions do not stop root.
 
 use std::fs::{self, File};
-use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use firebrick_hub_imitation::{Answer, Server};
@@ -12,12 +11,6 @@ use firebrick_hub_imitation::{Answer, Server};
 use super::models::hub_with_model;
 use super::{Client, NOWHERE, TOKEN, id};
 use crate::{Hub, HubSettings, Need};
-
-/// Puts an empty file in place of a folder.
-fn close(folder: &Path) {
-    fs::remove_dir_all(folder).unwrap();
-    fs::write(folder, "").unwrap();
-}
 
 #[test]
 fn the_hub_is_reached_whatever_it_answers_and_only_if_it_answers() {
@@ -91,7 +84,9 @@ fn a_whole_cache_need_not_be_writable() {
     let folder = model().unwrap().folder;
     let repository = client.cache.path().join("models--org--tiny");
     for closed in [repository.join("refs"), repository.join(".firebrick"), client.cache.path().join(".locks")] {
-        close(&closed);
+        // A file in place of the folder.
+        fs::remove_dir_all(&closed).unwrap();
+        fs::write(&closed, "").unwrap();
     }
     assert_eq!(model().unwrap().folder, folder);
     fs::remove_file(folder.join("config.json")).unwrap();

@@ -23,7 +23,14 @@ pub(crate) fn detect(notes: &mut Vec<String>) -> Vec<Gpu> {
     match described {
         Ok(description) => gpus(&description, &CudaEnvironment::of_this_process(), notes),
         Err(error) => {
-            notes.push(why_no_nvml(&error));
+            notes.push(match error {
+                NvmlError::LibloadingError(_) => {
+                    let file = if cfg!(windows) { "nvml.dll" } else { "libnvidia-ml.so.1" };
+                    format!("no NVIDIA card: the driver's {file} was not found")
+                }
+                NvmlError::DriverNotLoaded => "no NVIDIA card: the driver is installed but not loaded".to_owned(),
+                other => format!("no NVIDIA card could be asked: {other}"),
+            });
             Vec::new()
         }
     }
@@ -47,8 +54,24 @@ fn gpu(seen: &visible::Visible<'_>, description: &NvmlDescription, notes: &mut V
         [slice.memory_total_bytes, slice.memory_free_bytes]
     });
     let spec = if slice.is_some() { None } else { spec(card) };
-    note_rates(name, slice.is_some(), spec.as_ref(), notes);
-    note_power(card, notes);
+    match &spec {
+        Some(spec) if spec.id == "unknown" => notes.push(format!(
+            "{name} is not in the table of accelerators: its peaks follow from its compute capability, cores and clocks"
+        )),
+        Some(_) => {}
+        None if slice.is_some() => notes.push(format!("{name} is a partition of a card: its peak rates are not known")),
+        None => notes.push(format!("{name} is not in the table of accelerators: its peak rates are not known")),
+    }
+    if let (Some(limit), Some(default)) = (card.power_limit_mw, card.power_default_mw)
+        && limit < default
+    {
+        notes.push(format!(
+            "{} is limited to {} W of its {} W: peaks are not reached",
+            card.name,
+            limit / 1000,
+            default / 1000
+        ));
+    }
     Gpu {
         index: card.index,
         uuid: Some(uuid.clone()),
@@ -69,39 +92,4 @@ fn spec(card: &CardDescription) -> Option<AcceleratorSpec> {
     AcceleratorSpec::find(&card.name).copied().or_else(|| {
         AcceleratorSpec::of_unknown_card(&card.name, card.compute_capability?, card.clocks, card.memory_total_bytes)
     })
-}
-
-fn note_rates(name: &str, is_slice: bool, spec: Option<&AcceleratorSpec>, notes: &mut Vec<String>) {
-    match spec {
-        Some(spec) if spec.id == "unknown" => notes.push(format!(
-            "{name} is not in the table of accelerators: its peaks follow from its compute capability, cores and clocks"
-        )),
-        Some(_) => {}
-        None if is_slice => notes.push(format!("{name} is a partition of a card: its peak rates are not known")),
-        None => notes.push(format!("{name} is not in the table of accelerators: its peak rates are not known")),
-    }
-}
-
-fn note_power(card: &CardDescription, notes: &mut Vec<String>) {
-    if let (Some(limit), Some(default)) = (card.power_limit_mw, card.power_default_mw)
-        && limit < default
-    {
-        notes.push(format!(
-            "{} is limited to {} W of its {} W: peaks are not reached",
-            card.name,
-            limit / 1000,
-            default / 1000
-        ));
-    }
-}
-
-fn why_no_nvml(error: &NvmlError) -> String {
-    match error {
-        NvmlError::LibloadingError(_) => {
-            let file = if cfg!(windows) { "nvml.dll" } else { "libnvidia-ml.so.1" };
-            format!("no NVIDIA card: the driver's {file} was not found")
-        }
-        NvmlError::DriverNotLoaded => "no NVIDIA card: the driver is installed but not loaded".to_owned(),
-        other => format!("no NVIDIA card could be asked: {other}"),
-    }
 }

@@ -48,8 +48,17 @@ pub(super) fn visible<'a>(
     notes: &mut Vec<String>,
 ) -> Vec<Visible<'a>> {
     let cards = &description.cards;
-    let Some(list) = &environment.visible_devices else { return without_a_list(cards) };
-    note_order(cards, environment, notes);
+    let Some(list) = &environment.visible_devices else {
+        // If all cards are partitioned, CUDA shows one partition.
+        let whole: Vec<_> = cards.iter().filter(|card| !card.mig_enabled).filter_map(Visible::of).collect();
+        return if whole.is_empty() { cards.iter().filter_map(Visible::of).take(1).collect() } else { whole };
+    };
+    let differ = cards.windows(2).any(|pair| pair[0].name != pair[1].name);
+    if differ && environment.device_order.as_deref() != Some("PCI_BUS_ID") {
+        notes.push(
+            "the cards differ, and CUDA numbers the fastest first: set CUDA_DEVICE_ORDER=PCI_BUS_ID for the numbers shown here".to_owned(),
+        );
+    }
     let mut shown: Vec<Visible<'a>> = Vec::new();
     for entry in list.split(',').map(str::trim) {
         match named(cards, entry) {
@@ -75,12 +84,6 @@ pub(super) fn visible<'a>(
     shown
 }
 
-/// Returns all whole cards; if all are partitioned, CUDA shows one partition.
-fn without_a_list(cards: &[CardDescription]) -> Vec<Visible<'_>> {
-    let whole: Vec<_> = cards.iter().filter(|card| !card.mig_enabled).filter_map(Visible::of).collect();
-    if whole.is_empty() { cards.iter().filter_map(Visible::of).take(1).collect() } else { whole }
-}
-
 fn named<'a>(cards: &'a [CardDescription], entry: &str) -> Option<Visible<'a>> {
     if let Ok(number) = entry.parse::<usize>() {
         return cards.get(number).and_then(Visible::of);
@@ -97,15 +100,6 @@ fn named<'a>(cards: &'a [CardDescription], entry: &str) -> Option<Visible<'a>> {
 fn only<T>(mut items: impl Iterator<Item = T>) -> Option<T> {
     let first = items.next()?;
     items.next().is_none().then_some(first)
-}
-
-fn note_order(cards: &[CardDescription], environment: &CudaEnvironment, notes: &mut Vec<String>) {
-    let differ = cards.windows(2).any(|pair| pair[0].name != pair[1].name);
-    if differ && environment.device_order.as_deref() != Some("PCI_BUS_ID") {
-        notes.push(
-            "the cards differ, and CUDA numbers the fastest first: set CUDA_DEVICE_ORDER=PCI_BUS_ID for the numbers shown here".to_owned(),
-        );
-    }
 }
 
 #[cfg(test)]

@@ -36,7 +36,17 @@ pub(crate) fn try_rewards(arguments: &TryRewards) -> anyhow::Result<()> {
     let recipe = arguments.recipe.load()?;
     let grpo = recipe.grpo.context("the recipe has no [grpo], and so no rewards")?;
     let lines = read(arguments)?;
-    let requests: Vec<Request<'_>> = lines.iter().enumerate().map(|(index, line)| line.request(index)).collect();
+    let requests = lines.iter().enumerate().map(|(index, line)| Request {
+        id: index as u64,
+        group: index as u64,
+        step: 0,
+        prompt: &line.prompt,
+        completion: &line.completion,
+        is_truncated: false,
+        tokens: line.completion.split_whitespace().count(),
+        row: &line.row,
+    });
+    let requests: Vec<Request<'_>> = requests.collect();
     let mut rewards = Rewards::open(&grpo.rewards, &arguments.log)?;
     let scores = rewards.score(&requests)?;
     let shown = |value: Option<f64>| value.map_or_else(|| "null".to_owned(), |value| format!("{value:.4}"));
@@ -53,21 +63,6 @@ pub(crate) fn try_rewards(arguments: &TryRewards) -> anyhow::Result<()> {
     let timeouts = scores.timeouts;
     Console::VERBOSE.print(&format!("mean reward {mean:.4} of {}; {timeouts} timed out", counted(count, "completion")));
     Ok(())
-}
-
-impl Line {
-    fn request(&self, index: usize) -> Request<'_> {
-        Request {
-            id: index as u64,
-            group: index as u64,
-            step: 0,
-            prompt: &self.prompt,
-            completion: &self.completion,
-            is_truncated: false,
-            tokens: self.completion.split_whitespace().count(),
-            row: &self.row,
-        }
-    }
 }
 
 fn read(arguments: &TryRewards) -> anyhow::Result<Vec<Line>> {

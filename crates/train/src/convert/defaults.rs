@@ -48,8 +48,10 @@ pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
         for (key, value) in values::defaults(table, trainer) {
             // A length of null is none. Prompts are never cut.
             let is_left = key == "max_seq_len" && has("max_length") || key == "data.overflow" && draft.has("grpo");
-            if !is_left {
-                add_default(draft, key, value.clone());
+            let same = SAME.iter().find(|same| same.contains(&key));
+            let is_there = same.is_some_and(|same| same.iter().any(|key| draft.has(key)));
+            if !is_left && !is_there {
+                draft.add(key, value.clone(), THEIRS);
             }
         }
     }
@@ -66,13 +68,6 @@ pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
         *model += &format!("@{revision}");
     }
     datasets::complete(all, draft);
-}
-
-fn add_default(draft: &mut Draft, key: &str, value: Value) {
-    let same = SAME.iter().find(|same| same.contains(&key));
-    if !same.is_some_and(|same| same.iter().any(|key| draft.has(key))) {
-        draft.add(key, value, THEIRS);
-    }
 }
 
 fn value_of<'a>(draft: &'a Draft, key: &str) -> Option<&'a Value> {

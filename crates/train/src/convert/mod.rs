@@ -15,7 +15,6 @@ mod setting;
 mod values;
 mod write;
 
-use std::ops::Range;
 use std::path::Path;
 
 use firebrick_hub::{has_secrets, without_secrets};
@@ -81,13 +80,12 @@ fn flatten(table: &DeTable<'_>, above: &str, text: &str, into: &mut Vec<Setting>
             DeValue::Table(inner) if !(rules::takes_whole(&path) || inner.is_empty() && path == "fsdp") => {
                 flatten(inner, &format!("{path}."), text, into)
             }
-            _ => into.push(Setting { value: plain(value), line: line_of(text, key.span()), path }),
+            _ => {
+                let line = text[..key.span().start].matches('\n').count() + 1;
+                into.push(Setting { value: plain(value), line, path });
+            }
         }
     }
-}
-
-fn line_of(text: &str, span: Range<usize>) -> usize {
-    text[..span.start].matches('\n').count() + 1
 }
 
 /// Returns a value without its places.

@@ -34,7 +34,13 @@ pub(super) fn named(trainer: Trainer, name: &str, value: &Value) -> Option<Outco
 /// Does the same in one section.
 pub(super) fn in_section(section: &str, name: &str, value: &Value) -> Option<Outcome> {
     let values = TABLE.get(section)?.get(name)?.as_table()?;
-    let result = values.get(&key_of(value)).or_else(|| values.get("*"));
+    // A text without quotes, anything else as TOML writes it.
+    let key = match value {
+        Value::String(text) => text.clone(),
+        Value::Float(number) if number.fract() == 0.0 => format!("{number:.0}"),
+        other => other.to_string(),
+    };
+    let result = values.get(&key).or_else(|| values.get("*"));
     Some(match result {
         Some(Value::Table(keys)) => Outcome::Set(keys.clone().into_iter().collect()),
         Some(Value::String(text)) => match text.split_once(' ') {
@@ -53,15 +59,6 @@ pub(super) fn in_section(section: &str, name: &str, value: &Value) -> Option<Out
 /// Returns the keys and values of a trainer in a table of defaults.
 pub(super) fn defaults(table: &str, trainer: Trainer) -> impl Iterator<Item = (&'static String, &'static Value)> {
     TABLE.get(table).and_then(|all| all.get(format!("{trainer:?}"))?.as_table()).into_iter().flatten()
-}
-
-/// Returns a value as it is a key of the table: a text without quotes, anything else as TOML writes it.
-fn key_of(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Float(number) if number.fract() == 0.0 => format!("{number:.0}"),
-        other => other.to_string(),
-    }
 }
 
 /// Returns a key with the value as it is; a name of a column goes into the table of those.

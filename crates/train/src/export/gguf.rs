@@ -22,7 +22,12 @@ pub(super) fn write(folder: &Path, out: &Path, kind: GgufType) -> Result<String,
     let mut tokenizer = Tokenizer::from_folder(folder)?;
     tokenizer.set_template_defaults(chat_settings::read(folder)?);
     let listed = read_config(folder)?.eos_token_ids;
-    let ends = gguf_ends(&tokenizer, &listed)?;
+    let text = tokenizer.eos_token_id().or(listed.first().copied());
+    // The template's end of turn, or the last that the model lists: those that a run trains come last.
+    let turn = end_of_turn::in_template(&tokenizer)?.or(listed.last().copied());
+    let turn = turn.filter(|_| turn != text);
+    let (before_text, added) = (tokenizer.token_before_text()?, tokenizer.tokens_of_other_files());
+    let ends = GgufEnds { text, turn, before_text, added };
     let mut notes = write_gguf(folder, out, kind, ends.clone())?;
 
     let name = out.file_name().unwrap_or_default().to_string_lossy();
@@ -46,15 +51,6 @@ pub(super) fn write(folder: &Path, out: &Path, kind: GgufType) -> Result<String,
     let create = format!("ollama create NAME -f {}", shell_quoted(&modelfile.display().to_string()));
     let notes: String = notes.iter().map(|note| format!("\nnote: {note}")).collect();
     Ok(format!("written as {kind} to {}; for Ollama: {create}{notes}", out.display()))
-}
-
-/// Returns the tokenizer's end of text, or the first that the model lists; and the template's end of turn, or the last that the model lists, since
-/// those that a run trains come last.
-fn gguf_ends(tokenizer: &Tokenizer, listed: &[u32]) -> Result<GgufEnds, RunError> {
-    let text = tokenizer.eos_token_id().or(listed.first().copied());
-    let turn = end_of_turn::in_template(tokenizer)?.or(listed.last().copied());
-    let turn = turn.filter(|_| turn != text);
-    Ok(GgufEnds { text, turn, before_text: tokenizer.token_before_text()?, added: tokenizer.tokens_of_other_files() })
 }
 
 /// Returns `m.Modelfile` for `m.gguf`; any other extension counts as part of the name.

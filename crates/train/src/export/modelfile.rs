@@ -44,7 +44,10 @@ impl Turns {
         let with_system =
             between(&render(&[("system", d), ("user", a), ("assistant", b), ("user", c)], false)?, &[d, a, b, c])?;
         let answered = between(&render(&[("user", a)], true)?, &[a])?;
-        let before_user = common_end(&[&plain[0], &plain[2], &with_system[1]]);
+        // The longest text that all of these end in.
+        let texts = [&plain[0], &plain[2], &with_system[1]];
+        let mut ends = plain[0].char_indices().map(|(at, _)| &plain[0][at..]);
+        let before_user = ends.find(|end| texts.iter().all(|text| text.ends_with(end))).unwrap_or_default().to_owned();
         let without = |text: &str| text.strip_suffix(&before_user).map(str::to_owned);
         let after_user = plain[3].clone();
         Some(Self {
@@ -112,13 +115,6 @@ fn between(text: &str, marks: &[&str]) -> Option<Vec<String>> {
     parts.push(rest.to_owned());
     let is_once = MARKS.iter().all(|mark| parts.iter().all(|part| !part.contains(mark)));
     is_once.then_some(parts)
-}
-
-/// Returns the longest text that all of these end in.
-fn common_end(texts: &[&str]) -> String {
-    let first = texts[0];
-    let starts = first.char_indices().map(|(at, _)| &first[at..]);
-    starts.into_iter().find(|end| texts.iter().all(|text| text.ends_with(end))).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

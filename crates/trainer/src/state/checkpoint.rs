@@ -204,7 +204,10 @@ impl<B: Kernels> Snapshot<'_, B> {
             if let Some(write) = weights {
                 write(&path).map_err(|error| RunError::from(error).of_disk(&writer.file("")))?;
             }
-            wait_as_for_a_slow_disk();
+            // Tests imitate a slow disk, which takes these milliseconds.
+            if let Some(delay) = env::var("FIREBRICK_SAVE_DELAY_MS").ok().and_then(|delay| delay.parse().ok()) {
+                thread::sleep(Duration::from_millis(delay));
+            }
             if let Some(state) = held {
                 write_held(&writer.file(OPTIMIZER), &state)?;
             }
@@ -213,13 +216,6 @@ impl<B: Kernels> Snapshot<'_, B> {
             }
             Ok(writer)
         }))
-    }
-}
-
-/// Waits for the milliseconds in `FIREBRICK_SAVE_DELAY_MS` in the middle of a checkpoint: tests imitate a slow disk.
-fn wait_as_for_a_slow_disk() {
-    if let Some(delay) = env::var("FIREBRICK_SAVE_DELAY_MS").ok().and_then(|delay| delay.parse().ok()) {
-        thread::sleep(Duration::from_millis(delay));
     }
 }
 
@@ -308,7 +304,13 @@ pub fn restore<B: Kernels>(
 ) -> Result<(), RunError> {
     weights.restore(folder, model)?;
     let mut tensors = read_optimizer(&folder.join(OPTIMIZER))?;
-    for part in optimizer_parts(folder)? {
+    let is_part = |path: &PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(OPTIMIZER_PART))
+    };
+    // The files of other ranks.
+    let mut parts: Vec<PathBuf> = list(folder)?.into_iter().filter(is_part).collect();
+    parts.sort();
+    for part in parts {
         tensors.extend(read_optimizer(&part)?);
     }
     optimizer.load(&model.parameters(), tensors, state.step)?;
@@ -317,14 +319,4 @@ pub fn restore<B: Kernels>(
         optimizer.restore_loss_scale(loss_scale);
     }
     Ok(())
-}
-
-/// Returns the files of other ranks, sorted by name.
-fn optimizer_parts(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
-    let is_part = |path: &PathBuf| {
-        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(OPTIMIZER_PART))
-    };
-    let mut parts: Vec<PathBuf> = list(folder)?.into_iter().filter(is_part).collect();
-    parts.sort();
-    Ok(parts)
 }

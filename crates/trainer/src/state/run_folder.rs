@@ -43,7 +43,23 @@ impl RunFolder {
         fs::create_dir_all(output_dir)
             .map_err(|source| StorageError::NotWritable { path: output_dir.to_path_buf(), source })?;
         let highest = runs(output_dir, name)?.last().map(|(number, _)| *number);
-        let (path, taken_name) = free_folder(output_dir, name, highest.unwrap_or(1))?;
+        // The first number from this one on whose folder does not exist, or is empty: `name` is 1, `name-2` is 2.
+        let mut number = highest.unwrap_or(1);
+        let (path, taken_name) = loop {
+            let candidate = if number == 1 { name.to_string() } else { format!("{name}-{number}") };
+            let path = output_dir.join(&candidate);
+            // `create_dir` fails if the folder exists, so two processes never get the same new one.
+            match fs::create_dir(&path) {
+                Ok(()) => break (path, candidate),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    if fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_none()) {
+                        break (path, candidate);
+                    }
+                    number += 1;
+                }
+                Err(source) => return Err(StorageError::NotWritable { path, source }),
+            }
+        };
         let notice = (taken_name != name).then(|| match highest {
             Some(_) => format!(
                 "{} contains an earlier run of this name, so this one is written to {}; to continue the earlier one \
@@ -185,33 +201,10 @@ fn runs(output_dir: &Path, name: &str) -> Result<Vec<(u64, PathBuf)>, StorageErr
     runs.retain(|(number, path)| {
         let is_next = *number == next;
         next += u64::from(is_next);
-        recipe_name(path).map_or(is_next, |recipe| recipe == name)
+        let recipe = fs::read_to_string(path.join(LOCK)).ok().filter(|recipe| !recipe.is_empty());
+        recipe.map_or(is_next, |recipe| recipe == name)
     });
     Ok(runs)
-}
-
-/// Returns the name in the recipe that started a run, if its folder records it.
-fn recipe_name(run: &Path) -> Option<String> {
-    fs::read_to_string(run.join(LOCK)).ok().filter(|name| !name.is_empty())
-}
-
-/// Creates the first folder from this number on that does not exist, or takes one that is empty: `name` is 1, `name-2` is 2.
-fn free_folder(output_dir: &Path, name: &str, mut number: u64) -> Result<(PathBuf, String), StorageError> {
-    loop {
-        let candidate = if number == 1 { name.to_string() } else { format!("{name}-{number}") };
-        let path = output_dir.join(&candidate);
-        // `create_dir` fails if the folder exists, so two processes never get the same new one.
-        match fs::create_dir(&path) {
-            Ok(()) => return Ok((path, candidate)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !is_empty_folder(&path) => number += 1,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok((path, candidate)),
-            Err(source) => return Err(StorageError::NotWritable { path, source }),
-        }
-    }
-}
-
-fn is_empty_folder(path: &Path) -> bool {
-    fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
 }
 
 #[cfg(test)]

@@ -8,19 +8,24 @@ use crate::convert::setting::{Outcome, Setting, has, is_true, left, needless, nu
 
 /// Returns what becomes of a setting of the run's length, rows and rate that depends on others, or has another form; `None` for any other.
 pub(super) fn of_length(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
+    let is_positive = |name| number_of(all, name).is_some_and(|steps| steps > 0.0);
+    let has_steps = is_positive("max_steps") || is_positive("max_steps_per_epoch");
+    let is_warmup = |other: &Setting| other.name() == "warmup_steps" && number(&other.value) != Some(0.0);
+    let is_constant = |name: &&str| text_of(all, name) == Some("constant");
+    let is_constant = ["lr_scheduler", "lr_scheduler_type"].iter().any(is_constant);
     let number = number(&setting.value);
     match setting.name() {
         "batch_size" if has(all, "micro_batch_size") => {
             let times = (number? / number_of(all, "micro_batch_size")?).round().max(1.0);
             set("train.gradient_accumulation", times as i64)
         }
-        "num_epochs" | "num_train_epochs" | "epochs" if has_steps(all) => needless("the steps take precedence"),
+        "num_epochs" | "num_train_epochs" | "epochs" if has_steps => needless("the steps take precedence"),
         "max_steps" if number.is_none_or(|steps| steps <= 0.0) => needless("the epochs say it"),
         "max_steps_per_epoch" => set("train.steps", (number? * number_of(all, "epochs").unwrap_or(1.0)) as i64),
-        "warmup_steps" | "warmup_ratio" if is_constant(all) => needless("a constant rate has no warm-up there"),
+        "warmup_steps" | "warmup_ratio" if is_constant => needless("a constant rate has no warm-up there"),
         "warmup_steps" if number == Some(0.0) && has(all, "warmup_ratio") => needless("warmup_ratio says it"),
         "warmup_steps" if number.is_some_and(is_share) => set("train.warmup_ratio", number?),
-        "warmup_ratio" if has_warmup_steps(all) => needless("warmup_steps takes precedence"),
+        "warmup_ratio" if all.iter().any(is_warmup) => needless("warmup_steps takes precedence"),
         "cosine_min_lr_ratio" | "min_lr_ratio" | "min_lr_rate" => match (number_of(all, "learning_rate"), number) {
             (Some(rate), Some(share)) => set("train.min_lr", rate * share),
             _ => left("write train.min_lr: a rate, this share of the learning rate"),
@@ -33,6 +38,8 @@ pub(super) fn of_length(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
 pub(super) fn of_times(setting: &Setting, all: &[Setting], trainer: Trainer) -> Option<Outcome> {
     let Setting { value, .. } = setting;
     let text = value.as_str().unwrap_or_default();
+    let stops_early = |other: &Setting| other.name().starts_with("early_stopping");
+    let keeps_best = is_true(all, "load_best_model_at_end") || all.iter().any(stops_early);
     match setting.name() {
         "evals_per_epoch" | "eval_steps" | "eval_strategy" | "evaluation_strategy" if !is_evaluated(all, trainer) => {
             needless("nothing is held out, so nothing is evaluated")
@@ -46,13 +53,24 @@ pub(super) fn of_times(setting: &Setting, all: &[Setting], trainer: Trainer) -> 
         "eval_steps" if says_another(all, &["eval_strategy", "evaluation_strategy"]) => {
             needless("eval_strategy says it")
         }
-        "metric_for_best_model" | "greater_is_better" if !keeps_best(all) => {
+        "metric_for_best_model" | "greater_is_better" if !keeps_best => {
             needless("the last weights are the result, not the best ones")
         }
         "saves_per_epoch" => per_epoch("checkpoint", value),
         "evals_per_epoch" => per_epoch("eval", value),
         name @ ("save_steps" | "eval_steps" | "logging_steps") if number(value).is_some_and(is_share) => {
-            share_of_run(name, number(value)?, all)
+            let (steps_key, epochs_key) = match name {
+                "save_steps" => ("checkpoint.every_steps", "checkpoint.every_epochs"),
+                "eval_steps" => ("eval.every_steps", "eval.every_epochs"),
+                _ => ("train.log_every", "train.log_every_epochs"),
+            };
+            let epochs = ["num_epochs", "num_train_epochs"].iter().find_map(|name| number_of(all, name));
+            let epochs = epochs.unwrap_or(if has(all, "base_model") { 1.0 } else { 3.0 });
+            let share = number(value)?;
+            match number_of(all, "max_steps").filter(|steps| *steps > 0.0) {
+                Some(steps) => set(steps_key, (steps * share).ceil() as i64),
+                None => set(epochs_key, share * epochs),
+            }
         }
         _ => None,
     }
@@ -62,34 +80,6 @@ fn is_share(number: f64) -> bool {
     0.0 < number && number < 1.0
 }
 
-/// Returns a share of the run as steps, or as epochs.
-fn share_of_run(name: &str, share: f64, all: &[Setting]) -> Option<Outcome> {
-    let (steps_key, epochs_key) = match name {
-        "save_steps" => ("checkpoint.every_steps", "checkpoint.every_epochs"),
-        "eval_steps" => ("eval.every_steps", "eval.every_epochs"),
-        _ => ("train.log_every", "train.log_every_epochs"),
-    };
-    let epochs = ["num_epochs", "num_train_epochs"].iter().find_map(|name| number_of(all, name));
-    let epochs = epochs.unwrap_or(if has(all, "base_model") { 1.0 } else { 3.0 });
-    match number_of(all, "max_steps").filter(|steps| *steps > 0.0) {
-        Some(steps) => set(steps_key, (steps * share).ceil() as i64),
-        None => set(epochs_key, share * epochs),
-    }
-}
-
-/// Returns whether the best weights are the result.
-fn keeps_best(all: &[Setting]) -> bool {
-    is_true(all, "load_best_model_at_end") || all.iter().any(|other| other.name().starts_with("early_stopping"))
-}
-
-fn has_steps(all: &[Setting]) -> bool {
-    ["max_steps", "max_steps_per_epoch"].iter().any(|name| number_of(all, name).is_some_and(|steps| steps > 0.0))
-}
-
-fn has_warmup_steps(all: &[Setting]) -> bool {
-    all.iter().any(|other| other.name() == "warmup_steps" && number(&other.value) != Some(0.0))
-}
-
 /// Returns whether a strategy says that steps are not what counts.
 fn says_another(all: &[Setting], names: &[&str]) -> bool {
     names.iter().any(|name| {
@@ -97,10 +87,6 @@ fn says_another(all: &[Setting], names: &[&str]) -> bool {
         let is_off = all.iter().any(|other| other.name() == *name && other.value.as_bool() == Some(false));
         matches!(text, Some("epoch" | "no")) || is_off
     })
-}
-
-fn is_constant(all: &[Setting]) -> bool {
-    ["lr_scheduler", "lr_scheduler_type"].iter().any(|name| text_of(all, name) == Some("constant"))
 }
 
 fn per_epoch(section: &str, value: &Value) -> Option<Outcome> {
