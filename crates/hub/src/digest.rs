@@ -28,14 +28,10 @@ fn hashed(algorithm: &'static Algorithm, head: &str, mut content: impl Read) -> 
     context.update(head.as_bytes());
     loop {
         match content.read(&mut buffer)? {
-            0 => return Ok(hexadecimal(context)),
+            0 => return Ok(context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()),
             count => context.update(&buffer[..count]),
         }
     }
-}
-
-fn hexadecimal(context: Context) -> String {
-    context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn git_blob_of(path: &Path) -> IoResult<String> {

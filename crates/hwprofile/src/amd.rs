@@ -106,9 +106,10 @@ fn hex(folder: &Path, file: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// Creates a folder like `/sys/class/drm` with an MI300X without a name, a card without memory, another maker's card and a connector.
-    fn machine() -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
+    #[test]
+    fn a_card_is_known_by_its_pci_device_where_it_states_no_name() {
+        // A folder like `/sys/class/drm` with an MI300X without a name, a card without memory, another maker's card and a connector.
+        let (root, mut notes) = (tempfile::tempdir().unwrap(), Vec::new());
         let write = |path: &str, text: &str| {
             let path = root.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -129,12 +130,6 @@ mod tests {
         write("card2/device/vendor", "0x1002");
         write("card1/device/vendor", "0x10de");
         write("card11-DP-1/status", "disconnected");
-        root
-    }
-
-    #[test]
-    fn a_card_is_known_by_its_pci_device_where_it_states_no_name() {
-        let (root, mut notes) = (machine(), Vec::new());
         let cards = detect(root.path(), &mut notes);
         assert_eq!(cards.len(), 1);
         let card = &cards[0];

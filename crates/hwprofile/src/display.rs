@@ -3,14 +3,15 @@
 use std::fmt;
 
 use crate::memory::human_bytes;
-use crate::peaks::MeasuredPeaks;
+use crate::peaks::{MeasuredGemm, MeasuredPeaks};
 use crate::spec::{AcceleratorSpec, DenseRates, HardwareKind};
-use crate::tuning::get_optimal_config;
+use crate::tuning::{HardwareConfig, get_optimal_config};
 use crate::{Cpu, Gpu, HardwareProfile};
 
 impl fmt::Display for HardwareProfile {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(formatter, "processor      {}", cpu(&self.cpu))?;
+        let Cpu { name, logical_cores, physical_cores, simd } = &self.cpu;
+        writeln!(formatter, "processor      {name}, {logical_cores} threads on {physical_cores} cores, {simd}")?;
         let (free, total) = (human_bytes(self.memory.available_bytes), human_bytes(self.memory.total_bytes));
         writeln!(formatter, "memory         {free} free of {total}")?;
         for gpu in &self.gpus {
@@ -25,19 +26,23 @@ impl fmt::Display for HardwareProfile {
         for adapter in &self.adapters {
             writeln!(formatter, "adapter        {} through {}, {:?}", adapter.name, adapter.interface, adapter.kind)?;
         }
-        for peaks in &self.measured {
-            writeln!(formatter, "measured       {}", measured(peaks))?;
+        for MeasuredPeaks { backend, device, gemm_size, gemms, copy_tb_s, .. } in &self.measured {
+            let rate = |gemm: &MeasuredGemm| format!("{} {:.3}", gemm.format.name(), gemm.tflops);
+            let rates = gemms.iter().map(rate).collect::<Vec<_>>().join(", ");
+            write!(formatter, "measured       {backend} on {device}: GEMMs of {gemm_size} {rates} TFLOP/s, ")?;
+            writeln!(formatter, "copies {copy_tb_s:.3} TB/s")?;
         }
-        writeln!(formatter, "tuning         {}", tuning(self))?;
+        let kind = self.gpus.first().and_then(Gpu::kind).unwrap_or(HardwareKind::Cpu);
+        let config = get_optimal_config(kind);
+        let HardwareConfig { kind, precision, attention_here, compute_here, .. } = config;
+        let (attention, rows) = (config.use_flash_attention, config.micro_batch_start);
+        write!(formatter, "tuning         {kind}: {attention} and {precision} to prefer, start with {rows} rows of ")?;
+        writeln!(formatter, "4,096 tokens; here {attention_here}, {compute_here}")?;
         for note in &self.notes {
             writeln!(formatter, "note           {note}")?;
         }
         Ok(())
     }
-}
-
-fn cpu(cpu: &Cpu) -> String {
-    format!("{}, {} threads on {} cores, {}", cpu.name, cpu.logical_cores, cpu.physical_cores, cpu.simd)
 }
 
 fn describe(gpu: &Gpu) -> String {
@@ -83,33 +88,6 @@ fn peaks(spec: &AcceleratorSpec) -> String {
         spec.rates.bf16.source(),
         spec.bandwidth_tb_s.value,
         spec.bandwidth_tb_s.source()
-    )
-}
-
-fn measured(peaks: &MeasuredPeaks) -> String {
-    let rates: Vec<String> =
-        peaks.gemms.iter().map(|gemm| format!("{} {:.3}", gemm.format.name(), gemm.tflops)).collect();
-    format!(
-        "{} on {}: GEMMs of {} {} TFLOP/s, copies {:.3} TB/s",
-        peaks.backend,
-        peaks.device,
-        peaks.gemm_size,
-        rates.join(", "),
-        peaks.copy_tb_s
-    )
-}
-
-fn tuning(profile: &HardwareProfile) -> String {
-    let kind = profile.gpus.first().and_then(Gpu::kind);
-    let config = get_optimal_config(kind.unwrap_or(HardwareKind::Cpu));
-    format!(
-        "{}: {} and {} to prefer, start with {} rows of 4,096 tokens; here {}, {}",
-        config.kind,
-        config.use_flash_attention,
-        config.precision,
-        config.micro_batch_start,
-        config.attention_here,
-        config.compute_here
     )
 }
 

@@ -1,25 +1,20 @@
 //! Tests sampling through NVML's calls, with a library of fixed answers (`fake_nvml.c`) in place of the driver's.
 #![cfg(unix)]
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use firebrick_hwprofile::usage::{Gauge, Throttle, Usage, UsageMonitor, UsageTarget};
 
-fn library(folder: &tempfile::TempDir) -> PathBuf {
+/// Returns the reading of two samples of a card, and the notes.
+fn watch(uuid: &str) -> (Usage, Vec<String>) {
+    let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("libfake_nvml.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_nvml.c");
     let compiler =
         Command::new("cc").args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"]).arg(&path).arg(source).status();
     assert!(compiler.expect("cc, which building this project needs too").success());
-    path
-}
-
-/// Returns the reading of two samples of a card, and the notes.
-fn watch(uuid: &str) -> (Usage, Vec<String>) {
-    let folder = tempfile::tempdir().unwrap();
-    let library = Some(library(&folder));
+    let library = Some(path);
     let monitor = UsageMonitor::start(UsageTarget::Nvidia { uuid: uuid.to_owned(), library });
     let started = Instant::now();
     while monitor.samples() < 2 {

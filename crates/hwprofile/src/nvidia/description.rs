@@ -85,6 +85,7 @@ fn card(device: &Device<'_>, index: u32) -> Result<CardDescription, NvmlError> {
     let memory = device.memory_info()?;
     let capability = device.cuda_compute_capability().ok();
     let mig_enabled = device.mig_mode().is_ok_and(|mode| mode.current == 1);
+    let pcie = device.max_pcie_link_gen().ok().zip(device.max_pcie_link_width().ok());
     Ok(CardDescription {
         index,
         uuid: device.uuid()?,
@@ -100,14 +101,10 @@ fn card(device: &Device<'_>, index: u32) -> Result<CardDescription, NvmlError> {
         },
         power_limit_mw: device.enforced_power_limit().ok(),
         power_default_mw: device.power_management_limit_default().ok(),
-        pcie: pcie(device).ok(),
+        pcie: pcie.map(|(generation, lanes)| Pcie { generation, lanes }),
         mig_enabled,
         slices: if mig_enabled { slices(device) } else { Vec::new() },
     })
-}
-
-fn pcie(device: &Device<'_>) -> Result<Pcie, NvmlError> {
-    Ok(Pcie { generation: device.max_pcie_link_gen()?, lanes: device.max_pcie_link_width()? })
 }
 
 fn slices(device: &Device<'_>) -> Vec<SliceDescription> {

@@ -80,7 +80,17 @@ impl<'nvml> Card<'nvml> {
             sample.set(Gauge::EnergyJ, Some(now.saturating_sub(start) as f64 / 1e3));
         }
         match &mut self.gpm {
-            Some(before) => gpm(self.nvml, device, before, sample),
+            // The counters between the last sample and this one.
+            Some(before) => {
+                let _alone = alone();
+                let Ok(now) = device.gpm_sample() else { return };
+                if let Ok(metrics) = gpm_metrics_get(self.nvml, before, &now, &COUNTERS.map(|(counter, ..)| counter)) {
+                    for ((_, gauge, unit), metric) in COUNTERS.iter().zip(metrics) {
+                        sample.set(*gauge, metric.ok().map(|metric| metric.value * unit));
+                    }
+                }
+                *before = now;
+            }
             None => {
                 sample.set(Gauge::MemoryBusy, utilization.map(|rates| f64::from(rates.memory)));
                 let kilobytes = |counter| device.pcie_throughput(counter).ok().map(|rate| f64::from(rate) / 1e6);
@@ -110,16 +120,4 @@ fn first_sample<'nvml>(device: &Device<'nvml>) -> Result<GpmSample<'nvml>, Strin
         Ok(false) => Err("NVML's GPM counters need a Hopper card or a later one".to_owned()),
         Err(error) => Err(format!("this driver has no GPM counters ({error})")),
     }
-}
-
-/// Reads the counters between the last sample and this one.
-fn gpm<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>, before: &mut GpmSample<'nvml>, sample: &mut Sample) {
-    let _alone = alone();
-    let Ok(now) = device.gpm_sample() else { return };
-    if let Ok(metrics) = gpm_metrics_get(nvml, before, &now, &COUNTERS.map(|(counter, ..)| counter)) {
-        for ((_, gauge, unit), metric) in COUNTERS.iter().zip(metrics) {
-            sample.set(*gauge, metric.ok().map(|metric| metric.value * unit));
-        }
-    }
-    *before = now;
 }

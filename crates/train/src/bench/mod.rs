@@ -231,10 +231,15 @@ fn report(case: &Case<'_>, steps: Steps, (peak_bytes, peak_source): (u64, Memory
         rate_source: rates.source,
         rate_name,
     };
+    let device = match (plan.backend.value, profile.cuda_card()) {
+        (BackendKind::Cuda, Some(card)) => card.name.clone(),
+        (BackendKind::Flex | BackendKind::Candle, _) => processor_key(profile),
+        (backend, _) => backend.to_string(),
+    };
     BenchReport {
         model: options.model.display().to_string(),
         backend: plan.backend.value,
-        device: device_name(profile, plan.backend.value),
+        device,
         compute: plan.compute.value,
         gemms: plan.gemms.value,
         base: options.base,
@@ -278,13 +283,5 @@ fn rates(profile: &HardwareProfile, plan: &Plan, peaks: &Peaks) -> (Rates, Strin
             (peak, format!("{}, dense {}, {}", spec.name, spec.kind.half().name(), spec.rates.bf16.source()))
         }
         _ => (peaks.rates(), format!("a GEMM of {0} x {0} x {0} on this device", peaks.gemm_size)),
-    }
-}
-
-fn device_name(profile: &HardwareProfile, backend: BackendKind) -> String {
-    match (backend, profile.cuda_card()) {
-        (BackendKind::Cuda, Some(card)) => card.name.clone(),
-        (BackendKind::Flex | BackendKind::Candle, _) => processor_key(profile),
-        _ => backend.to_string(),
     }
 }

@@ -45,7 +45,14 @@ fn one_machine() -> Offered<&'static AcceleratorSpec> {
 pub(crate) fn profile(arguments: &Profile) -> anyhow::Result<()> {
     let mut profile = arguments.machine.map_or_else(HardwareProfile::detect_with_adapters, HardwareProfile::of_machine);
     if arguments.measure {
-        measure(&mut profile, arguments.backend)?;
+        let backend = choose_backend(arguments.backend, &profile)?.value;
+        let peaks = measure_peaks(backend, &profile, &warn)?;
+        let folder =
+            cache_folder().context("there is no cache folder to keep the peaks in: set FIREBRICK_CACHE or HOME")?;
+        let path = peaks.save(&folder).with_context(|| format!("cannot write to {}", folder.display()))?;
+        warn(&format!("kept in {}", path.display()));
+        profile.measured.retain(|kept| (&kept.backend, &kept.device) != (&peaks.backend, &peaks.device));
+        profile.measured.push(peaks);
     }
     let text = if arguments.json { serde_json::to_string_pretty(&profile)? } else { profile.to_string() };
     Console::VERBOSE.print(text.trim_end_matches('\n'));
@@ -56,17 +63,4 @@ pub(crate) fn profile(arguments: &Profile) -> anyhow::Result<()> {
 pub(crate) fn doctor() -> ExitCode {
     let starts = examine(&mut |check| Console::VERBOSE.print(&check.to_string()));
     if starts { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-/// Measures the peaks of a backend here, stores them, and puts them into the profile.
-fn measure(profile: &mut HardwareProfile, choice: BackendChoice) -> anyhow::Result<()> {
-    let backend = choose_backend(choice, profile)?.value;
-    let peaks = measure_peaks(backend, profile, &warn)?;
-    let folder =
-        cache_folder().context("there is no cache folder to keep the peaks in: set FIREBRICK_CACHE or HOME")?;
-    let path = peaks.save(&folder).with_context(|| format!("cannot write to {}", folder.display()))?;
-    warn(&format!("kept in {}", path.display()));
-    profile.measured.retain(|kept| (&kept.backend, &kept.device) != (&peaks.backend, &peaks.device));
-    profile.measured.push(peaks);
-    Ok(())
 }

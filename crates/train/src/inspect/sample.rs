@@ -49,7 +49,20 @@ impl SampleDocument {
     /// Returns the beginning of a document. Errors: the tokenizer cannot turn its tokens into text.
     pub(super) fn new(place: String, example: &Example, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let len = example.tokens.len();
-        let texts = texts(&example.tokens[..len.min(SHOWN_TOKENS)], tokenizer)?;
+        let tokens = &example.tokens[..len.min(SHOWN_TOKENS)];
+        let (mut context, mut done) = (0, 0);
+        // The text that a token adds. Some tokenizers drop a space before the first token, so each is decoded after those before it.
+        let text = |index: usize| {
+            let before = tokenizer.decode(&tokens[context..done], false)?;
+            let with = tokenizer.decode(&tokens[context..=index], false)?;
+            let is_last = index + 1 == tokens.len();
+            let Some(added) = with.strip_prefix(&before).filter(|_| is_last || !with.ends_with('\u{FFFD}')) else {
+                return Ok(String::new());
+            };
+            (context, done) = (done, index + 1);
+            Ok(added.to_owned())
+        };
+        let texts = (0..tokens.len()).map(text).collect::<Result<Vec<String>, DataError>>()?;
         let tokens = texts.into_iter().zip(&example.loss_mask).map(|(text, &in_loss)| SampleToken { text, in_loss });
         Ok(Self { place, len, loss_tokens: example.loss_tokens(), tokens: tokens.collect() })
     }
@@ -59,20 +72,4 @@ impl SampleDocument {
         let runs = self.tokens.chunk_by(|one, other| one.in_loss == other.in_loss);
         runs.map(|run| (run[0].in_loss, run.iter().map(|token| token.text.as_str()).collect()))
     }
-}
-
-/// Returns the text that each token adds. Some tokenizers drop a space before the first token, so each token is decoded after those before it.
-fn texts(tokens: &[u32], tokenizer: &Tokenizer) -> Result<Vec<String>, DataError> {
-    let (mut context, mut done) = (0, 0);
-    let text = |index: usize| {
-        let before = tokenizer.decode(&tokens[context..done], false)?;
-        let with = tokenizer.decode(&tokens[context..=index], false)?;
-        let is_last = index + 1 == tokens.len();
-        let Some(added) = with.strip_prefix(&before).filter(|_| is_last || !with.ends_with('\u{FFFD}')) else {
-            return Ok(String::new());
-        };
-        (context, done) = (done, index + 1);
-        Ok(added.to_owned())
-    };
-    (0..tokens.len()).map(text).collect()
 }

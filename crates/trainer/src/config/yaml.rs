@@ -127,21 +127,16 @@ impl<'i> Reader<'i> {
             let name = key.to_string();
             let telling: &[&str] = if self.lenient { &[TELLING_NULL] } else { &SECTIONS_BY_PRESENCE };
             let says_something = depth == 1 && telling.contains(&name.as_str());
-            if !says_something && self.skips_null() {
+            let next = self.events.peek();
+            let is_null =
+                matches!(next, Some(Ok((Event::Scalar(text, ScalarStyle::Plain, 0, None), _))) if is_null(text));
+            if !says_something && is_null {
+                self.events.next();
                 continue;
             }
             let value = self.value(&name, depth)?;
             table.insert(Spanned::new(self.bytes(span), key), value);
         }
-    }
-
-    fn skips_null(&mut self) -> bool {
-        let next = self.events.peek();
-        let is_null = matches!(next, Some(Ok((Event::Scalar(text, ScalarStyle::Plain, 0, None), _))) if is_null(text));
-        if is_null {
-            self.events.next();
-        }
-        is_null
     }
 
     /// Reads the value of `key`, or of an element of its list.

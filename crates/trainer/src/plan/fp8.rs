@@ -39,7 +39,12 @@ pub(super) fn gemms(
     if let Some(half) = half(wish, case) {
         return Ok(half);
     }
-    let how = how(case.hardware());
+    let scale = match case.hardware() {
+        Some(HardwareKind::Ada) => "with a scale per row, applied to what the GEMM gives,",
+        Some(HardwareKind::Blackwell | HardwareKind::BlackwellRtx) => "in blocks (MXFP8) with one power of two per row",
+        _ => "with a scale per row",
+    };
+    let how = format!("E4M3 {scale} computed from the row; adapters, norms, attention, head and loss in bfloat16");
     match (wish.recipe.compute(), refusal(wish, case)) {
         (Compute::Plain(_), _) => Ok(Chosen::new(GemmFormat::Compute, "in the format of activations")),
         (Compute::Fp8, Some(reason)) => {
@@ -83,16 +88,6 @@ pub(super) fn half(wish: &Wish<'_>, case: &Case<'_>) -> Option<Chosen<GemmFormat
             Chosen::new(GemmFormat::F16, why)
         }
     })
-}
-
-/// Describes the operands and their scaling, on a kind of card.
-fn how(kind: Option<HardwareKind>) -> String {
-    let scale = match kind {
-        Some(HardwareKind::Ada) => "with a scale per row, applied to what the GEMM gives,",
-        Some(HardwareKind::Blackwell | HardwareKind::BlackwellRtx) => "in blocks (MXFP8) with one power of two per row",
-        _ => "with a scale per row",
-    };
-    format!("E4M3 {scale} computed from the row; adapters, norms, attention, head and loss in bfloat16")
 }
 
 /// Returns why a run cannot have GEMMs in 8-bit floats; `None` if it can.

@@ -52,7 +52,10 @@ impl Manifest {
         let mut files = Vec::new();
         for path in files_below(folder)? {
             let (bytes, xxh3) = checksum(&path).map_err(|source| StorageError::io("read", &path, source))?;
-            files.push(ManifestFile { path: relative(folder, &path), bytes, xxh3 });
+            let inside = path.strip_prefix(folder).unwrap_or(&path).components();
+            // With `/` on every system.
+            let inside: Vec<_> = inside.map(|part| part.as_os_str().to_string_lossy()).collect();
+            files.push(ManifestFile { path: inside.join("/"), bytes, xxh3 });
         }
         files.sort_by(|one, other| one.path.cmp(&other.path));
         let xxh3 = own_checksum(&files);
@@ -180,12 +183,6 @@ pub(crate) fn list(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
     fs::read_dir(folder)
         .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
         .map_err(|source| StorageError::io("list", folder, source))
-}
-
-/// Returns a path relative to a folder, with `/` on every system.
-fn relative(folder: &Path, path: &Path) -> String {
-    let inside = path.strip_prefix(folder).unwrap_or(path);
-    inside.components().map(|part| part.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/")
 }
 
 #[cfg(test)]

@@ -176,16 +176,11 @@ pub(in crate::run) fn agree_on_recipe(ranks: &Ranks, config: &RunConfig) -> Resu
         return Ok(());
     }
     let mut facts = Facts::default();
-    facts.add("program", program());
+    let content = std::env::current_exe().and_then(std::fs::read).map_or(0, |bytes| xxh3_64(&bytes));
+    facts.add("program", format!("{} {} {content:016x}", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION")));
     let recipe: toml::Table = config.to_toml().parse().expect("a recipe that was written is well formed");
     add_keys(&mut facts, "", &toml::Value::Table(recipe));
     Ok(ranks.agree(&facts)?)
-}
-
-/// Returns the version of the program and the hash of its content.
-fn program() -> String {
-    let content = std::env::current_exe().and_then(std::fs::read).map_or(0, |bytes| xxh3_64(&bytes));
-    format!("{} {} {content:016x}", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))
 }
 
 /// Adds each key of a recipe below `prefix` with its value.

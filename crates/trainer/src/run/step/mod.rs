@@ -229,7 +229,18 @@ impl<B: Kernels> Trainer<B> {
             Some(loss_scale) => loss_scale.mul_scalar(of_each),
             None => Tensor::from_floats([of_each as f32], self.model.device()),
         };
-        let is_token = (batch.padding > 0).then(|| is_token(batch));
+        // Padding is a document of its own, and the only one without a target.
+        let is_token = (batch.padding > 0).then(|| {
+            let document = |bounds: &[u32]| {
+                let tokens = bounds[0] as usize..bounds[1] as usize;
+                let has_target = batch.targets[tokens.clone()].iter().any(|&target| target != IGNORE_INDEX);
+                tokens.map(move |_| has_target)
+            };
+            let is_token: Vec<bool> = batch.cu_seqlens.windows(2).flat_map(document).collect();
+            let tokens = is_token.iter().filter(|&&is_token| is_token).count();
+            assert_eq!(tokens, batch.tokens(), "every document has a target, and padding has none");
+            is_token
+        });
         self.model.add_router_loss(on_device, is_token.as_deref(), gradient_scale);
     }
 
@@ -286,19 +297,6 @@ impl<B: Kernels> Trainer<B> {
             row_len: batch.row_len,
         })
     }
-}
-
-/// Returns for each token whether it is no padding: that is a document of its own, and the only one without a target.
-fn is_token(batch: &Batch) -> Vec<bool> {
-    let document = |bounds: &[u32]| {
-        let tokens = bounds[0] as usize..bounds[1] as usize;
-        let has_target = batch.targets[tokens.clone()].iter().any(|&target| target != IGNORE_INDEX);
-        tokens.map(move |_| has_target)
-    };
-    let is_token: Vec<bool> = batch.cu_seqlens.windows(2).flat_map(document).collect();
-    let tokens = is_token.iter().filter(|&&is_token| is_token).count();
-    assert_eq!(tokens, batch.tokens(), "every document has a target, and padding has none");
-    is_token
 }
 
 /// Reads one f32 back from the device, waiting for everything queued before it.

@@ -65,23 +65,19 @@ mod tests {
     const EOS: u32 = 257;
     const END: u32 = 261;
 
-    fn tokenizer() -> Tokenizer {
-        Tokenizer::from_folder(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama")))
-            .unwrap()
-    }
-
-    fn documents(endings: &[&[u32]]) -> DocumentSet {
+    #[test]
+    fn special_tokens_that_end_loss_tokens_are_found_most_frequent_first() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama");
+        let tokenizer = Tokenizer::from_folder(Path::new(folder)).unwrap();
         let example = |ending: &&[u32]| {
             let tokens: Vec<u32> = [&[256, 259, 65], *ending].concat();
             let loss_mask = (0..tokens.len()).map(|index| index > 2).collect();
             Example { tokens, loss_mask }
         };
-        DocumentSet::from_examples(&endings.iter().map(example).collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn special_tokens_that_end_loss_tokens_are_found_most_frequent_first() {
-        let found = |endings: &[&[u32]]| trained(&documents(endings), &tokenizer());
+        let found = |endings: &[&[u32]]| {
+            let examples: Vec<Example> = endings.iter().map(example).collect();
+            trained(&DocumentSet::from_examples(&examples), &tokenizer)
+        };
         assert_eq!(found(&[&[66, END], &[67, 68, END], &[69, EOS]]), [END, EOS]);
         assert_eq!(found(&[&[66], &[67, 68]]), Vec::<u32>::new());
         // Cut texts end anywhere.
