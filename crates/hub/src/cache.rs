@@ -33,7 +33,6 @@ impl RepoCache {
         Self { root: cache.join(&folder), locks: cache.join(".locks").join(folder) }
     }
 
-    /// Returns the commit of a revision, if it is known.
     pub(crate) fn commit(&self, revision: &str) -> Option<String> {
         if is_commit(revision) && self.snapshot(revision).is_dir() {
             return Some(revision.to_owned());

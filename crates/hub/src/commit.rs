@@ -29,7 +29,6 @@ pub(crate) enum Content {
     Text(Vec<u8>),
 }
 
-/// A file of a push.
 #[derive(Debug)]
 pub(crate) struct Upload {
     pub(crate) path: String,

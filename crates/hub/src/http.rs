@@ -99,7 +99,10 @@ pub(crate) fn content(settings: &HubSettings, file: &HubFile, begin: u64) -> Res
     let HubFile { kind, name, commit, path, .. } = file;
     let url = format!("{}/{}{name}/resolve/{commit}/{}", settings.endpoint, kind.prefix(), encode(path, true));
     let (response, etag) = get(settings, &url, begin, (*kind, name))?;
-    let etag = etag.filter(|etag| is_name(etag)).ok_or_else(|| HubError::request(&url, "the answer has no ETag"))?;
+    // It becomes the name of a file.
+    let of_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let etag = etag.filter(|etag| (1..=128).contains(&etag.len()) && etag.bytes().all(of_name));
+    let etag = etag.ok_or_else(|| HubError::request(&url, "the answer has no ETag"))?;
     let header = |name: &str| response.headers().get(name)?.to_str().ok();
     let begins_at = if response.status().as_u16() == 206 { begin } else { 0 };
     // "bytes 100-199/200"
@@ -240,11 +243,6 @@ pub(crate) fn refused(
         }
     };
     HubError::Refused { endpoint: settings.shown_endpoint(), what: format!("{} {what:?}", kind.noun()), hint }
-}
-
-/// Returns whether an ETag can be a file name.
-fn is_name(etag: &str) -> bool {
-    (1..=128).contains(&etag.len()) && etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
 /// Percent-encodes a part of a URL; slashes too unless it is a path.

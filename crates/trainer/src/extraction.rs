@@ -26,7 +26,10 @@ impl Extraction {
     /// # Errors
     /// A sentence about what is wrong with the regular expression.
     pub fn parse(written: &str) -> Result<Self, String> {
-        let compiled = |pattern: &str| Regex::new(pattern).map_err(|error| one_line(&error.to_string()));
+        // The last line of a message of the regex crate states the problem; the lines above point at the place.
+        let problem =
+            |message: String| message.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        let compiled = |pattern: &str| Regex::new(pattern).map_err(|error| problem(error.to_string()));
         match written {
             "whole" => Ok(Self::Whole),
             "last_number" => compiled(NUMBER).map(Self::LastNumber),
@@ -68,11 +71,6 @@ fn plain_number(number: &str) -> String {
         true => digits.trim_end_matches('0').trim_end_matches('.').to_owned(),
         false => digits,
     }
-}
-
-/// Returns the last line of a message of the regex crate, which states the problem; the lines above point at the place.
-fn one_line(message: &str) -> String {
-    message.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }
 
 #[cfg(test)]

@@ -65,7 +65,6 @@ enum Size {
     OneRow,
 }
 
-/// The decisions about a recipe so far.
 #[derive(Debug)]
 struct Draft<'a> {
     model: &'a str,

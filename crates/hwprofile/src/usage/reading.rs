@@ -23,7 +23,6 @@ impl Sample {
         }
     }
 
-    /// Adds a reason for low clocks.
     pub(super) fn throttle(&mut self, reason: Throttle) {
         self.throttle.insert(reason);
     }

@@ -46,7 +46,13 @@ pub(super) fn in_section(section: &str, name: &str, value: &Value) -> Option<Out
         Some(Value::String(text)) => match text.split_once(' ') {
             Some(("-", why)) => Outcome::Left(why.to_owned()),
             Some(("!", why)) => Outcome::Method(why.to_owned()),
-            Some(("=", key)) => Outcome::Set(vec![passed(key, value)]),
+            // A name of a column goes into the table of those.
+            Some(("=", key)) => Outcome::Set(vec![match key.split_once("fields.") {
+                Some((before, name)) => {
+                    (format!("{before}fields"), Table::from_iter([(name.to_owned(), value.clone())]).into())
+                }
+                None => (key.to_owned(), plain_number(value)),
+            }]),
             _ => Outcome::NotNeeded(text.clone()),
         },
         _ => {
@@ -59,16 +65,6 @@ pub(super) fn in_section(section: &str, name: &str, value: &Value) -> Option<Out
 /// Returns the keys and values of a trainer in a table of defaults.
 pub(super) fn defaults(table: &str, trainer: Trainer) -> impl Iterator<Item = (&'static String, &'static Value)> {
     TABLE.get(table).and_then(|all| all.get(format!("{trainer:?}"))?.as_table()).into_iter().flatten()
-}
-
-/// Returns a key with the value as it is; a name of a column goes into the table of those.
-fn passed(key: &str, value: &Value) -> (String, Value) {
-    match key.split_once("fields.") {
-        Some((before, name)) => {
-            (format!("{before}fields"), Table::from_iter([(name.to_owned(), value.clone())]).into())
-        }
-        None => (key.to_owned(), plain_number(value)),
-    }
 }
 
 /// Returns a number that was written as a text as a number.

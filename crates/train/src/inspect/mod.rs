@@ -72,7 +72,6 @@ pub fn inspect(config: &RunConfig, count: usize) -> Result<Inspection, RunError>
     Ok(Inspection { name: config.name.clone(), settings, sets })
 }
 
-/// Packs a set and takes its samples.
 fn set_view(
     config: &RunConfig,
     tokenizer: &Tokenizer,

@@ -44,6 +44,10 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
     let [loss, reward, accuracy, exact] = ["eval_loss", "eval_reward", "token_accuracy", "exact_match"].map(held_out);
     let energy = |joules: f64| format!("{:.3} kWh of the accelerator while training", joules / 3.6e6);
     let percent: fn(f64) -> String = |share| format!("{:.1} %", 100.0 * share);
+    let peak = run.series("memory").iter().map(|(_, bytes)| *bytes).fold(0.0, f64::max);
+    let planned = run.planned(&["memory_bytes"]).map(|bytes| format!(", planned {}", human_bytes(bytes as u64)));
+    let planned = planned.unwrap_or_default();
+    let memory = (peak > 0.0).then(|| format!("{} at most{planned}", human_bytes(peak as u64)));
     let rows = [
         ("status", Some(status(run))),
         ("ended", run.ended()),
@@ -58,7 +62,7 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
         ("sampled tokens per second", run.summed("sampled_per_s").map(grouped)),
         ("the same without sampling and rewards", run.summed("trained_per_s").map(grouped)),
         ("time", run.summed("wall_s").map(time)),
-        ("memory", peak_memory(run)),
+        ("memory", memory),
         ("energy", run.energy_j().map(energy)),
         ("lowered clocks", throttled(run)),
     ];
@@ -80,7 +84,6 @@ fn with_compute(run: &RunRecord, backend: String) -> String {
     format!("{backend}{compute}{}", machine.map_or_else(String::new, |machine| format!(", {machine}")))
 }
 
-/// Compares the measured speed with the planned one.
 fn speed(run: &RunRecord) -> Option<String> {
     let measured = grouped(run.summed("tokens_per_s")?);
     Some(match planned_speed(run) {
@@ -104,12 +107,6 @@ fn time(seconds: f64) -> String {
     }
 }
 
-fn peak_memory(run: &RunRecord) -> Option<String> {
-    let peak = run.series("memory").iter().map(|(_, bytes)| *bytes).fold(0.0, f64::max);
-    let planned = run.planned(&["memory_bytes"]).map(|bytes| format!(", planned {}", human_bytes(bytes as u64)));
-    (peak > 0.0).then(|| format!("{} at most{}", human_bytes(peak as u64), planned.unwrap_or_default()))
-}
-
 fn throttled(run: &RunRecord) -> Option<String> {
     let (lines, reasons) = run.throttled();
     let reasons: Vec<String> = reasons.into_iter().collect();
@@ -117,7 +114,6 @@ fn throttled(run: &RunRecord) -> Option<String> {
     (lines > 0.0).then(|| format!("in {} of {} logged steps: {}", grouped(lines), grouped(logged), reasons.join(", ")))
 }
 
-/// Plots what is learned, and how fast.
 fn training(run: &RunRecord) -> Vec<Plot> {
     let one = |title, unit, key: &str, from_zero| plot_of(run, title, unit, &[("", key)], 1.0, from_zero);
     let speeds =
@@ -211,7 +207,6 @@ fn by_ratio(mut plot: Plot) -> Plot {
     plot
 }
 
-/// Shows the parts of the planned memory as bars.
 fn memory(run: &RunRecord) -> Vec<Block> {
     let Some(lines) = run.plan.get("memory").and_then(Value::as_array) else { return Vec::new() };
     let bytes = |line: &Value| line.get("bytes").and_then(Value::as_integer).unwrap_or(0);
@@ -227,7 +222,6 @@ fn memory(run: &RunRecord) -> Vec<Block> {
     vec![Block::heading("Memory, as planned"), Block::Table(table)]
 }
 
-/// Lists every decision of the plan with its value and reason.
 fn decisions(run: &RunRecord) -> Option<Block> {
     let row = |(name, decision): (&String, &Value)| {
         let (value, reason) = (decision.get("value")?, decision.get("reason").and_then(Value::as_str)?);

@@ -117,7 +117,6 @@ fn text(all: &str) -> Block {
     Block::Verbatim(beginning(all))
 }
 
-/// Returns the beginning of a text.
 fn beginning(all: &str) -> String {
     let shown: String = all.chars().take(CHARACTERS).collect();
     let more = all.chars().count().saturating_sub(CHARACTERS);

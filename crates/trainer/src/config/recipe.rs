@@ -9,7 +9,7 @@ use firebrick_kernels::Recompute;
 
 use crate::config::language::Language;
 use crate::config::source::Source;
-use crate::config::{ConfigError, Interval, RunConfig, Warmup, check, schema};
+use crate::config::{ConfigError, Interval, Mode, RunConfig, Warmup, check, schema};
 use crate::shipped;
 
 impl RunConfig {
@@ -69,7 +69,15 @@ impl RunConfig {
             Warmup::Steps(steps) => config.train.warmup_steps = Some(steps),
             Warmup::Ratio(ratio) => config.train.warmup_ratio = Some(ratio),
         }
-        config.resolve_mode();
+        // A mode that its sections (or `base`) express is not written a second time, so removing a section of a written recipe changes the mode.
+        let mode = config.mode();
+        if mode != Mode::Full {
+            config.lora.get_or_insert_default();
+        }
+        if mode == Mode::Qlora && config.base.is_none() {
+            config.bnb_4bit.get_or_insert_default();
+        }
+        config.mode = (mode == Mode::Full).then_some(mode);
         config.train.learning_rate = Some(self.learning_rate());
         (config.train.log_every, config.train.log_every_epochs) = self.log_interval().keys();
         (config.eval.every_steps, config.eval.every_epochs) = self.eval_interval().keys();

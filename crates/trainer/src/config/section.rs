@@ -85,7 +85,6 @@ pub(super) use planned;
 
 /// Tokens of a row, an answer, or a chunk of the loss.
 pub(super) const TOKENS: u64 = 1 << 24;
-/// Rows of a micro-batch.
 pub(super) const ROWS: u64 = 1 << 16;
 /// Steps, records, and other counts.
 pub(super) const COUNT: u64 = 1 << 32;

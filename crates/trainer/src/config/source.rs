@@ -63,7 +63,6 @@ pub(super) struct Source<'i> {
 }
 
 impl<'i> Source<'i> {
-    /// Parses the file's text and applies the overrides.
     pub(super) fn parse(
         text: &'i str,
         file: &Path,
@@ -151,7 +150,6 @@ impl<'i> Source<'i> {
         }
     }
 
-    /// Returns the text of a key's value as it was typed.
     pub(super) fn typed(&self, entry: &Entry) -> &str {
         match self.override_at(&entry.key_span) {
             Some(index) => self.overrides[index].split_once('=').map_or("", |(_, value)| value.trim()),

@@ -83,19 +83,6 @@ impl RunConfig {
         let base = lora.base_model_name_or_path.unwrap_or_else(|| base_name(model));
         Some(LoraConfig { base_model_name_or_path: Some(base), init_from: None, loraplus_lr_ratio: None, ..lora })
     }
-
-    /// Adds the mode's sections. A mode that they (or `base`) express is not written a second time, so removing a section of a written recipe changes
-    /// the mode.
-    pub(super) fn resolve_mode(&mut self) {
-        let mode = self.mode();
-        if mode != Mode::Full {
-            self.lora.get_or_insert_default();
-        }
-        if mode == Mode::Qlora && self.base.is_none() {
-            self.bnb_4bit.get_or_insert_default();
-        }
-        self.mode = (mode == Mode::Full).then_some(mode);
-    }
 }
 
 /// Returns the keys of `[lora]` that have limits; the struct is that of PEFT's file. No module of a model is as wide as the largest rank.

@@ -49,7 +49,23 @@ fn read(text: &str, lenient: bool) -> Result<Spanned<DeTable<'_>>, YamlError> {
     let starts = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
     let events = Parser::new_from_str(text).peekable();
     let mut reader = Reader { events, text, starts, anchors: HashMap::new(), copied: 0, lenient };
-    let tree = reader.document()?;
+    let mut tree = None;
+    let tree = loop {
+        let (event, span) = reader.next()?;
+        match event {
+            Event::StreamStart | Event::DocumentEnd => {}
+            Event::StreamEnd => break tree.unwrap_or_else(DeTable::new),
+            _ if tree.is_some() => {
+                return Err(error(span, "a second document begins here; a recipe is one document"));
+            }
+            Event::DocumentStart(_) => {}
+            Event::MappingStart(_, tag) => {
+                untagged(tag.is_some(), span)?;
+                tree = Some(reader.table(1)?);
+            }
+            _ => return Err(error(span, "a recipe is a list of `key: value` lines, and this is none")),
+        }
+    };
     Ok(Spanned::new(0..text.len(), tree))
 }
 
@@ -67,26 +83,6 @@ struct Reader<'i> {
 }
 
 impl<'i> Reader<'i> {
-    fn document(&mut self) -> Result<DeTable<'i>, YamlError> {
-        let mut tree = None;
-        loop {
-            let (event, span) = self.next()?;
-            match event {
-                Event::StreamStart | Event::DocumentEnd => {}
-                Event::StreamEnd => return Ok(tree.unwrap_or_else(DeTable::new)),
-                _ if tree.is_some() => {
-                    return Err(error(span, "a second document begins here; a recipe is one document"));
-                }
-                Event::DocumentStart(_) => {}
-                Event::MappingStart(_, tag) => {
-                    untagged(tag.is_some(), span)?;
-                    tree = Some(self.table(1)?);
-                }
-                _ => return Err(error(span, "a recipe is a list of `key: value` lines, and this is none")),
-            }
-        }
-    }
-
     /// Reads the mapping whose start was just read.
     fn table(&mut self, depth: usize) -> Result<DeTable<'i>, YamlError> {
         let mut table = DeTable::new();

@@ -128,7 +128,19 @@ fn next_commands(weights: &str, plan: &Plan) -> Vec<String> {
         Some(_) => (format!("--model {model} --adapter {}", shell_quoted(weights)), "--merge "),
         None => (format!("--model {}", shell_quoted(weights)), ""),
     };
-    let (formats, is_chat) = (generate_formats(plan), plan.prompts_are_chats.value);
+    let base = match quantized_base(plan) {
+        Some(QuantFormat::Nf4 { double_quant: true }) => " --nf4".to_owned(),
+        Some(format) => format!(" --base {format}"),
+        None => String::new(),
+    };
+    // Flags that make `generate` compute and stop as the run did, if its defaults differ.
+    let compute = plan.compute.value;
+    let is_default = compute == compute_format(FloatType::Bf16, plan.backend.value, None).value;
+    let dtype = if is_default { String::new() } else { format!(" --dtype {compute}") };
+    let limit = plan.max_new_tokens.value;
+    let is_default = limit == EvalConfig::default().max_new_tokens;
+    let limit = if is_default { String::new() } else { format!(" --max-new-tokens {limit}") };
+    let (formats, is_chat) = (format!("{base}{dtype}{limit}"), plan.prompts_are_chats.value);
     let prompt = shell_quoted(plan.sample_prompts.value.first().map_or("Hello", String::as_str));
     let chat = if is_chat { " --chat" } else { "" };
     let mut commands = vec![format!("{program} generate {options}{formats}{chat} --prompt {prompt}")];
@@ -154,20 +166,4 @@ fn quantized_base(plan: &Plan) -> Option<QuantFormat> {
         BaseStorage::Frozen(Format::Quantized(format)) => Some(format),
         BaseStorage::Frozen(_) | BaseStorage::Trained | BaseStorage::TrainedBf16 => None,
     }
-}
-
-/// Returns the flags that make `generate` compute and stop as the run did, if its defaults differ.
-fn generate_formats(plan: &Plan) -> String {
-    let base = match quantized_base(plan) {
-        Some(QuantFormat::Nf4 { double_quant: true }) => " --nf4".to_owned(),
-        Some(format) => format!(" --base {format}"),
-        None => String::new(),
-    };
-    let compute = plan.compute.value;
-    let is_default = compute == compute_format(FloatType::Bf16, plan.backend.value, None).value;
-    let dtype = if is_default { String::new() } else { format!(" --dtype {compute}") };
-    let limit = plan.max_new_tokens.value;
-    let is_default = limit == EvalConfig::default().max_new_tokens;
-    let limit = if is_default { String::new() } else { format!(" --max-new-tokens {limit}") };
-    format!("{base}{dtype}{limit}")
 }

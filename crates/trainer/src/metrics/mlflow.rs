@@ -199,7 +199,12 @@ fn send(client: &Client, run_id: &str, shared: &Shared) {
         };
         if batch.is_empty() {
             let Some((how, _)) = end else { continue };
-            if let Err(error) = client.update(run_id, how.mlflow_status(), Some(now_ms())) {
+            let status = match how {
+                RunEnd::Finished => "FINISHED",
+                RunEnd::Interrupted => "KILLED",
+                RunEnd::Failed => "FAILED",
+            };
+            if let Err(error) = client.update(run_id, status, Some(now_ms())) {
                 tracing::warn!("{error}: the run's end is not noted there");
             }
             return;
@@ -225,16 +230,6 @@ fn send(client: &Client, run_id: &str, shared: &Shared) {
                 }
                 pause = Some(pause.map_or(Duration::from_millis(500), |pause| (2 * pause).min(PATIENCE)));
             }
-        }
-    }
-}
-
-impl RunEnd {
-    fn mlflow_status(self) -> &'static str {
-        match self {
-            Self::Finished => "FINISHED",
-            Self::Interrupted => "KILLED",
-            Self::Failed => "FAILED",
         }
     }
 }

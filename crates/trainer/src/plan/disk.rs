@@ -10,7 +10,6 @@ use firebrick_model::float_type_of;
 use crate::config::RunConfig;
 use crate::error::RunError;
 use crate::plan::{Chosen, Plan, shapes};
-use crate::storage::free_space;
 
 /// The largest whole number of TOML, in which a plan is saved.
 const MOST: u64 = i64::MAX as u64;
@@ -89,15 +88,11 @@ fn ggufs(model: &ModelConfig) -> String {
 }
 
 impl Plan {
-    /// Checks the disk of the run folder. Returns a warning if it has no room for all that the run keeps.
+    /// Checks the `free` bytes of the disk of the run folder. Returns a warning if they are too few for all that the run keeps.
     ///
     /// # Errors
     /// The disk has no room for one checkpoint: the run would train and could save nothing.
-    pub(crate) fn check_disk(&self) -> Result<Option<String>, RunError> {
-        free_space(&self.output_dir.value).map_or(Ok(None), |free| self.check_free(free.bytes))
-    }
-
-    fn check_free(&self, free: u64) -> Result<Option<String>, RunError> {
+    pub(crate) fn check_free(&self, free: u64) -> Result<Option<String>, RunError> {
         let (one, all, folder) = (self.checkpoint_bytes.value, self.disk_bytes.value, &self.output_dir.value);
         if free < one {
             let (needed, free) = (human_bytes(one), human_bytes(free));

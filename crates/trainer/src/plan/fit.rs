@@ -380,11 +380,6 @@ mod tests {
     }
 
     #[test]
-    fn a_card_of_24_gib_fits_eight_rows_with_offloaded_inputs() {
-        assert_eq!(Example::new(&[], 24, 64).check(false).unwrap().1, None);
-    }
-
-    #[test]
     fn a_forced_run_is_planned_although_it_does_not_fit_and_says_so() {
         let (estimate, forced) = Example::new(&["train.recompute=none"], 40, 64).check(true).unwrap();
         let forced = forced.expect("it does not fit");

@@ -194,7 +194,6 @@ fn communication(
     Some(Chosen::new(range, why))
 }
 
-/// The known rates of an accelerator.
 #[derive(Clone, Copy)]
 struct Rated<'a> {
     spec: Option<&'a AcceleratorSpec>,

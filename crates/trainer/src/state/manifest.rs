@@ -113,8 +113,18 @@ impl Manifest {
         for file in &self.files {
             let path = folder.join(&file.path);
             let damaged = |problem: String| StorageError::Damaged { path: path.clone(), problem };
-            if let Some(what) = not_inside(folder, &file.path) {
-                let name = &file.path;
+            let name = &file.path;
+            let is_plain = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+            let found =
+                folder.canonicalize().and_then(|folder| Ok((folder.join(name), folder.join(name).canonicalize()?)));
+            let outside = match found {
+                Ok((typed, real)) if is_plain && typed != real => Some("a link, not a plain file"),
+                Ok((_, real)) if is_plain && real.is_file() => None,
+                // A file that is missing is named as such below.
+                Err(_) if is_plain => None,
+                _ => Some("not a plain file"),
+            };
+            if let Some(what) = outside {
                 return Err(damaged(format!("is {name:?} in {MANIFEST}, and {what} in the checkpoint's folder")));
             }
             let (bytes, xxh3) = checksum(&path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
@@ -126,18 +136,6 @@ impl Manifest {
             }
         }
         Ok(())
-    }
-}
-
-/// Returns what a path leads to, if not to a file inside a folder. A file that is missing is named as such later.
-fn not_inside(folder: &Path, path: &str) -> Option<&'static str> {
-    let is_plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
-    let found = folder.canonicalize().and_then(|folder| Ok((folder.join(path), folder.join(path).canonicalize()?)));
-    match found {
-        Ok((typed, real)) if is_plain && typed != real => Some("a link, not a plain file"),
-        Ok((_, real)) if is_plain && real.is_file() => None,
-        Err(_) if is_plain => None,
-        _ => Some("not a plain file"),
     }
 }
 

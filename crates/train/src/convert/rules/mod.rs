@@ -84,7 +84,7 @@ fn of_others(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
             needless("pref_loss says it")
         }
         "pref_loss" if text_of(all, "stage") != Some("dpo") => needless("the stage is not dpo"),
-        "output_dir" => output_dir(text, name_of_run(all)),
+        "output_dir" => output_dir(text, all),
         "val_set_size" | "val_size" | "test_split_size" => match number(value) {
             Some(0.0) => needless("nothing is held out unless it is requested"),
             Some(share) if share < 1.0 => set("data.eval_fraction", share),
@@ -136,13 +136,9 @@ fn names_a_format(all: &[Setting]) -> bool {
     all.iter().any(|other| is_it(other) && !matches!(other.value.as_str(), None | Some("auto" | "")))
 }
 
-fn name_of_run(all: &[Setting]) -> Option<&str> {
-    ["run_name", "wandb_name"].iter().find_map(|name| text_of(all, name)).filter(|name| !name.is_empty())
-}
-
 /// Returns the run's folder as the folder of all runs and the run's name. A run with a name of its own gets a folder of that name in it.
-fn output_dir(text: &str, name: Option<&str>) -> Option<Outcome> {
-    if name.is_some() {
+fn output_dir(text: &str, all: &[Setting]) -> Option<Outcome> {
+    if ["run_name", "wandb_name"].iter().find_map(|name| text_of(all, name)).is_some_and(|name| !name.is_empty()) {
         return set("output_dir", text);
     }
     let path = Path::new(text);

@@ -31,7 +31,7 @@ use crate::run::step::evaluate::EvaluationSet;
 use crate::run::text::generate::check_vocabulary;
 use crate::run::text::sampling::{ChosenSampling, TypedSampling};
 use crate::run::text::{chat_settings, end_of_turn};
-use crate::storage::{StorageError, may_write};
+use crate::storage::{StorageError, free_space, may_write};
 
 /// A run that is ready to load its model.
 pub struct Prepared {
@@ -157,8 +157,9 @@ pub fn prepare(
     let mut plan = Plan::resolve(inputs)?.with_folders(data.folder.clone(), data.adapter);
     check_groups(&plan)?;
     // The disk of another machine is unknown.
-    let of_disk = if profile.named.is_none() { plan.check_disk()? } else { None };
-    plan.warnings.extend(of_disk);
+    let free = free_space(&plan.output_dir.value).filter(|_| profile.named.is_none());
+    let of_disk = free.map(|free| plan.check_free(free.bytes)).transpose()?;
+    plan.warnings.extend(of_disk.flatten());
     data.notes.extend(data.weights.and_then(|weights| base_note(&weights, &data.model, &plan)));
     let evaluation = match data.held_out {
         Some((documents, names)) if data.prompts.is_none() => {

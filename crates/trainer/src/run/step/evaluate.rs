@@ -131,7 +131,6 @@ impl EvaluationSet {
         Ok(Self { held_out: Some(held_out) })
     }
 
-    /// Returns the held-out rows of each set.
     pub(in crate::run) fn rows(&self) -> impl Iterator<Item = &Arc<PackedDataset>> {
         self.held_out.iter().flat_map(|held_out| &held_out.sets).map(|set| &set.rows)
     }

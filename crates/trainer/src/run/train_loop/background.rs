@@ -23,7 +23,6 @@ impl Background {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits until the checkpoint is complete.
     pub(super) fn wait(mut self) -> Result<(), RunError> {
         let thread = self.thread.take().expect("it is there until it is dropped");
         thread.join().unwrap_or_else(|panic| resume_unwind(panic))

@@ -338,7 +338,14 @@ impl<B: Kernels> Run<B> {
         if self.is_over() {
             return Ok(false);
         }
-        self.watch_the_time();
+        // Each rank looks at its own clock, and the first one ends all.
+        if let Some(hours) = self.prepared.plan.max_time_hours.as_ref().map(|hours| hours.value)
+            && self.started.elapsed().as_secs_f64() >= 3600.0 * hours
+            && !self.interrupt.is_requested()
+        {
+            self.console.print(&format!("train.max_time_hours = {hours} are over: saving everything"));
+            self.interrupt.time_is_up();
+        }
         self.watch_the_disk();
         if self.ends() {
             self.save()?;
@@ -351,16 +358,6 @@ impl<B: Kernels> Run<B> {
             self.save_on_the_way(true)?;
         }
         Ok(false)
-    }
-
-    /// Requests the end of the run once it has taken `train.max_time_hours`. Each rank looks at its own clock, and the first one ends all.
-    fn watch_the_time(&self) {
-        let Some(hours) = self.prepared.plan.max_time_hours.as_ref().map(|hours| hours.value) else { return };
-        let is_up = self.started.elapsed().as_secs_f64() >= 3600.0 * hours;
-        if is_up && !self.interrupt.is_requested() {
-            self.console.print(&format!("train.max_time_hours = {hours} are over: saving everything"));
-            self.interrupt.time_is_up();
-        }
     }
 
     /// Warns on rank 0, once a minute, while the disk has no room for the next checkpoint.

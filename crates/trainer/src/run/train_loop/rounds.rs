@@ -180,8 +180,11 @@ impl Learner {
             let columns = &prepared.prompts.as_ref().expect("there are prompts").train;
             (rollouts, scores) = self.scored((new, rollouts), begins + 1, ranks, columns)?;
         }
-        let mut samples: Vec<Sample> =
-            rollouts.iter().map(|rollout| rollout.sample(prompt(rollout.document))).collect();
+        let sample = |rollout: &Rollout| {
+            let Rollout { document, tokens, sampled, old, reference, advantage, experts, .. } = rollout.clone();
+            Sample { prompt: prompt(document), tokens, sampled, old, reference, advantage, experts }
+        };
+        let mut samples: Vec<Sample> = rollouts.iter().map(sample).collect();
         if !is_continued {
             self.add_log_probs(trainer, prepared, &mut samples)?;
             for (rollout, sample) in rollouts.iter_mut().zip(&samples) {
@@ -331,13 +334,6 @@ fn request_of<'a>(rollout: &'a Rollout, step: u64, generations: u64, columns: &'
         is_truncated: *is_truncated,
         tokens: tokens.len(),
         row: &columns.row,
-    }
-}
-
-impl Rollout {
-    fn sample(&self, prompt: Vec<u32>) -> Sample {
-        let Self { tokens, sampled, old, reference, advantage, experts, .. } = self.clone();
-        Sample { prompt, tokens, sampled, old, reference, advantage, experts }
     }
 }
 
