@@ -168,7 +168,16 @@ fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Bod
         if begin > 0 {
             request = request.header("range", format!("bytes={begin}-"));
         }
-        let response = request.call().map_err(|error| failure(&url, &error))?;
+        let response = request.call().map_err(|error| {
+            let is_of_network = match &error {
+                // Certificates that are not accepted arrive as invalid data: the server responded.
+                TransportError::Io(error) => error.kind() != ErrorKind::InvalidData,
+                TransportError::Timeout(_) | TransportError::HostNotFound | TransportError::ConnectionFailed => true,
+                _ => false,
+            };
+            let reason = format!("{}: {error}", base(&url));
+            if is_of_network { Failure::Unreachable(reason) } else { Failure::Unusable(reason) }
+        })?;
         let header = |name: &str| response.headers().get(name)?.to_str().ok().map(str::to_owned);
         if is_hub {
             let reported = header("x-linked-etag").or_else(|| header("etag"));
@@ -193,17 +202,6 @@ pub(crate) fn with_token<B>(request: RequestBuilder<B>, settings: &HubSettings, 
         Some(token) => request.header("authorization", format!("Bearer {token}")),
         None => request,
     }
-}
-
-/// Classifies the error of a request. Certificates that are not accepted arrive as invalid data: the server responded.
-fn failure(url: &str, error: &TransportError) -> Failure {
-    let is_of_network = match error {
-        TransportError::Io(error) => error.kind() != ErrorKind::InvalidData,
-        TransportError::Timeout(_) | TransportError::HostNotFound | TransportError::ConnectionFailed => true,
-        _ => false,
-    };
-    let reason = format!("{}: {error}", base(url));
-    if is_of_network { Failure::Unreachable(reason) } else { Failure::Unusable(reason) }
 }
 
 /// Explains why the Hub refuses access to a repository, with advice.

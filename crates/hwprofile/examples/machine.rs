@@ -7,16 +7,10 @@ use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::usage::{UsageMonitor, UsageTarget};
 
 fn main() -> Result<(), serde_json::Error> {
-    if std::env::args().any(|argument| argument == "--watch") {
-        watch()?;
-    } else {
+    if !std::env::args().any(|argument| argument == "--watch") {
         print!("{}", HardwareProfile::detect_with_adapters());
+        return Ok(());
     }
-    Ok(())
-}
-
-/// Prints ten readings of the first accelerator and of this process, and what could not be sampled.
-fn watch() -> Result<(), serde_json::Error> {
     let machine = HardwareProfile::detect();
     let target = machine.gpus.first().and_then(UsageTarget::of).unwrap_or_default();
     let monitor = UsageMonitor::start(target);
@@ -24,6 +18,7 @@ fn watch() -> Result<(), serde_json::Error> {
         std::thread::sleep(Duration::from_secs(1));
         println!("{}", serde_json::to_string(&monitor.take())?);
     }
+    // What could not be sampled.
     monitor.notes().iter().for_each(|note| println!("note: {note}"));
     Ok(())
 }

@@ -102,7 +102,10 @@ impl<'a> Draft<'a> {
         let (format, is_chat) = first_record(&config)?;
         draft.format = format;
         if is_chat && tokenizer.chat_template().is_err() {
-            draft.template = TEMPLATES.into_iter().find(|name| is_for(name, &tokenizer));
+            // The first one whose tokens the tokenizer has.
+            let choice = |name: &str| TemplateChoice::Named(name.to_owned());
+            draft.template =
+                TEMPLATES.into_iter().find(|name| tokenizer.clone().choose_template(&choice(name)).is_ok());
         }
         Ok(draft)
     }
@@ -230,11 +233,6 @@ fn first_record(config: &RunConfig) -> Result<(RecordFormat, bool), DataError> {
         Row::Text(_) | Row::PromptCompletion { .. } | Row::Pretokenized { .. } => false,
     };
     Ok((format, is_chat))
-}
-
-/// Returns whether a tokenizer has the tokens that a built-in chat template writes.
-fn is_for(template: &str, tokenizer: &Tokenizer) -> bool {
-    tokenizer.clone().choose_template(&TemplateChoice::Named(template.to_owned())).is_ok()
 }
 
 fn line(setting: &str, comment: &str) -> String {

@@ -108,7 +108,12 @@ fn instead_of_argument(
         return Some(format!("`{name}` has no option {word}: {answer}"));
     }
     let takes_recipe = WITH_RECIPE.contains(&name);
-    let value = value_after(typed, place).map(|value| shell_quoted(&value));
+    // What was typed as its value: after `=`, or the next word.
+    let value = match typed[place].split_once('=') {
+        Some((_, value)) => Some(value),
+        None => typed.get(place + 1).map(String::as_str).filter(|next| !next.starts_with("--") && !is_recipe(next)),
+    };
+    let value = value.map(shell_quoted);
     let key = takes_recipe.then(|| instead_of_option(&plain, value.as_deref())).flatten();
     match key {
         Some(answer) if !(has_similar && answer.starts_with("did you mean")) => {
@@ -119,14 +124,6 @@ fn instead_of_argument(
             let keys = if takes_recipe { ", and a key of the recipe is changed with --set KEY=VALUE" } else { "" };
             Some(format!("`{name}` has no option {word}: `firebrick help {name}` lists them{keys}"))
         }
-    }
-}
-
-/// Returns what was typed as the value of the option at `place`: after `=`, or the next word.
-fn value_after(typed: &[String], place: usize) -> Option<String> {
-    match typed[place].split_once('=') {
-        Some((_, value)) => Some(value.to_owned()),
-        None => typed.get(place + 1).filter(|next| !next.starts_with("--") && !is_recipe(next)).cloned(),
     }
 }
 

@@ -22,7 +22,20 @@ pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Resu
             return Err(ConfigError::key(source.place(one), one, problem));
         }
     }
-    refuse_credentials(config, source)?;
+    // A password, or a query that may hold a token, would be saved with the run, in several files. The message does not repeat it.
+    // Invariant: a RunConfig is plain strings, numbers, lists and tables, and JSON can hold all of them.
+    let values = serde_json::to_value(config).expect("a RunConfig is always expressible as JSON");
+    if let Some(key) = key_with_secret(&values, "") {
+        let problem =
+            "holds a user name, a password or a query, which would be saved with the run; write the address alone";
+        let help = match key.as_str() {
+            "mlflow.tracking_uri" => {
+                ", and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment"
+            }
+            _ => "",
+        };
+        return Err(ConfigError::key(source.place(&key), &key, format!("{problem}{help}")));
+    }
     weights::refuse_missing_mode(config, source)?;
     let rules = [
         names(config),
@@ -59,22 +72,6 @@ fn refuse_missing(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigE
     };
     let place = if key == "data.path" { source.place("data") } else { source.file_place() };
     Err(ConfigError::missing(place, key, help))
-}
-
-/// Refuses a URL with a password, or a query that may hold a token: it would be saved with the run, in several files. The message does not repeat it.
-fn refuse_credentials(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
-    // Invariant: a RunConfig is plain strings, numbers, lists and tables, and JSON can hold all of them.
-    let values = serde_json::to_value(config).expect("a RunConfig is always expressible as JSON");
-    let Some(key) = key_with_secret(&values, "") else { return Ok(()) };
-    let help = match key.as_str() {
-        "mlflow.tracking_uri" => {
-            ", and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment"
-        }
-        _ => "",
-    };
-    let problem =
-        "holds a user name, a password or a query, which would be saved with the run; write the address alone";
-    Err(ConfigError::key(source.place(&key), &key, format!("{problem}{help}")))
 }
 
 /// Returns the key of a URL with something secret. What a model reads may hold any URL.

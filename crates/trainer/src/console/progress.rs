@@ -62,15 +62,6 @@ impl Progress {
         Progress { display, total_steps, usage: String::new(), last: String::new(), first: None }
     }
 
-    /// Returns "  3m20s left" once two steps of this process have ended. The first one also compiles kernels and measures, so the time is counted
-    /// from its end.
-    fn time_left(&mut self, step: u64) -> String {
-        let &mut (first, ended) = self.first.get_or_insert_with(|| (step, Instant::now()));
-        let Some(taken) = step.checked_sub(first).filter(|&taken| taken > 0) else { return String::new() };
-        let left = self.total_steps.saturating_sub(step) as f64 / taken as f64;
-        format!("  {} left", with_units(ended.elapsed().mul_f64(left)))
-    }
-
     /// Prints a line above the bar.
     pub fn print(&mut self, text: &str) {
         match &mut self.display {
@@ -121,7 +112,13 @@ impl MetricSink for Progress {
             }
             None => format!("  {} tokens/s", grouped(metrics.tokens_per_s)),
         };
-        let left = self.time_left(metrics.step);
+        let &mut (first, ended) = self.first.get_or_insert_with(|| (metrics.step, Instant::now()));
+        // The first step of this process also compiles kernels and measures, so the time is counted from its end.
+        let taken = metrics.step.checked_sub(first).filter(|&taken| taken > 0);
+        let left = taken.map_or_else(String::new, |taken| {
+            let left = self.total_steps.saturating_sub(metrics.step) as f64 / taken as f64;
+            format!("  {} left", with_units(ended.elapsed().mul_f64(left)))
+        });
         let message = format!("loss {:.4}{pairs}{rates}{}{left}", metrics.loss, self.usage);
         self.last.clone_from(&message);
         match &mut self.display {

@@ -269,9 +269,12 @@ impl Client {
         let created = self.post("runs/create", &run)?;
         let run_id = text(&created["run"]["info"]["run_id"])
             .ok_or_else(|| self.error("runs/create", "the answer has no run.info.run_id".to_owned()))?;
+        let parameter = |(key, value): &(String, String)| {
+            let value: String = value.chars().take(VALUE_LETTERS).collect();
+            json!({"key": key, "value": value})
+        };
         for some in parameters.chunks(PARAMETERS) {
-            let some: Vec<Value> =
-                some.iter().map(|(key, value)| json!({"key": key, "value": shortened(value)})).collect();
+            let some: Vec<Value> = some.iter().map(parameter).collect();
             self.post("runs/log-batch", &json!({"run_id": run_id, "params": some}))?;
         }
         Ok(run_id)
@@ -355,10 +358,6 @@ impl Client {
 
 fn text(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
-}
-
-fn shortened(value: &str) -> String {
-    value.chars().take(VALUE_LETTERS).collect()
 }
 
 #[cfg(test)]

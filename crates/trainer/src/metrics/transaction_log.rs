@@ -46,8 +46,34 @@ impl TransactionLog {
     }
 
     pub(super) fn append(&mut self, record: &[u8]) -> Result<(), StorageError> {
-        let position = self.file.length() as usize;
-        self.file.append(&framed(record, position))
+        let mut position = self.file.length() as usize;
+        let (mut out, mut rest, mut is_first) = (Vec::with_capacity(record.len() + 2 * RECORD_HEADER), record, true);
+        // In pieces for a position of the file.
+        loop {
+            let mut left = BLOCK - position % BLOCK;
+            if left < RECORD_HEADER {
+                out.resize(out.len() + left, 0);
+                position += left;
+                left = BLOCK;
+            }
+            let (data, after) = rest.split_at(rest.len().min(left - RECORD_HEADER));
+            let kind = match (is_first, after.is_empty()) {
+                (true, true) => FULL,
+                (true, false) => FIRST,
+                (false, false) => MIDDLE,
+                (false, true) => LAST,
+            };
+            out.extend(checksum(kind, data).to_le_bytes());
+            // Invariant: a piece is shorter than a block of 2^15 bytes.
+            out.extend((data.len() as u16).to_le_bytes());
+            out.push(kind);
+            out.extend(data);
+            if after.is_empty() {
+                return self.file.append(&out);
+            }
+            (rest, is_first) = (after, false);
+            position += RECORD_HEADER + data.len();
+        }
     }
 
     /// Waits until all records are on the disk.
@@ -85,36 +111,6 @@ fn piece<'a>(file: &'a [u8], at: &mut usize) -> Option<(u8, &'a [u8])> {
     let (kind, data) = (header[6], file.get(begin + RECORD_HEADER..end)?);
     *at = end;
     (header[..4] == checksum(kind, data).to_le_bytes()).then_some((kind, data))
-}
-
-/// Returns a record in pieces for a position of the file.
-fn framed(record: &[u8], mut position: usize) -> Vec<u8> {
-    let (mut out, mut rest, mut is_first) = (Vec::with_capacity(record.len() + 2 * RECORD_HEADER), record, true);
-    loop {
-        let mut left = BLOCK - position % BLOCK;
-        if left < RECORD_HEADER {
-            out.resize(out.len() + left, 0);
-            position += left;
-            left = BLOCK;
-        }
-        let (data, after) = rest.split_at(rest.len().min(left - RECORD_HEADER));
-        let kind = match (is_first, after.is_empty()) {
-            (true, true) => FULL,
-            (true, false) => FIRST,
-            (false, false) => MIDDLE,
-            (false, true) => LAST,
-        };
-        out.extend(checksum(kind, data).to_le_bytes());
-        // Invariant: a piece is shorter than a block of 2^15 bytes.
-        out.extend((data.len() as u16).to_le_bytes());
-        out.push(kind);
-        out.extend(data);
-        if after.is_empty() {
-            return out;
-        }
-        (rest, is_first) = (after, false);
-        position += RECORD_HEADER + data.len();
-    }
 }
 
 /// Returns the CRC-32 of a piece's type and data.

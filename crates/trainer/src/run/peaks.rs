@@ -113,7 +113,21 @@ impl Probe {
         };
         let seconds = match gemms {
             GemmFormat::Compute | GemmFormat::F16 => self.min_seconds::<B>(device, work)?,
-            GemmFormat::Fp8 => min_traced_gemm::<B>(device, work)?,
+            // Only CUDA has GEMMs of 8-bit floats, and it can trace: the mean of a round on the device, without that of the first round.
+            GemmFormat::Fp8 => {
+                let mut minimum = f64::INFINITY;
+                for round in 0..=ROUNDS {
+                    let ((), operations) = B::trace(device, &work);
+                    wait::<B>(device)?;
+                    let gemms = operations.iter().filter(|operation| operation.gemm.is_some());
+                    let (count, ms) = gemms.fold((0, 0.0), |(count, sum), gemm| (count + 1, sum + gemm.milliseconds));
+                    assert!(count > 0, "a backend with 8-bit GEMMs traces them");
+                    if round > 0 {
+                        minimum = minimum.min(ms / f64::from(count) / 1e3);
+                    }
+                }
+                minimum
+            }
         };
         Ok(2.0 * (size as f64).powi(3) / seconds / 1e12)
     }
@@ -153,23 +167,6 @@ impl Probe {
         }
         Ok(minimum)
     }
-}
-
-/// Measures the seconds of a GEMM on the device: the mean of a round, and the minimum over the rounds after one that does not count. Only CUDA has
-/// GEMMs of 8-bit floats, and it can trace.
-fn min_traced_gemm<B: Kernels>(device: &B::Device, work: impl Fn()) -> Result<f64, RunError> {
-    let mut minimum = f64::INFINITY;
-    for round in 0..=ROUNDS {
-        let ((), operations) = B::trace(device, &work);
-        wait::<B>(device)?;
-        let gemms = operations.iter().filter(|operation| operation.gemm.is_some());
-        let (count, milliseconds) = gemms.fold((0, 0.0), |(count, sum), gemm| (count + 1, sum + gemm.milliseconds));
-        assert!(count > 0, "a backend with 8-bit GEMMs traces them");
-        if round > 0 {
-            minimum = minimum.min(milliseconds / f64::from(count) / 1e3);
-        }
-    }
-    Ok(minimum)
 }
 
 /// Runs the backend's self-test, then a GEMM in float16 if the backend computes in it, else in float32, on the device that a run of rank 0 would

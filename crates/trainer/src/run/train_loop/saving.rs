@@ -80,10 +80,31 @@ impl<B: Kernels> Run<B> {
     fn begin_save(&mut self, goes_on: Option<bool>) -> Result<(), RunError> {
         // A step that is not finite must be found before it replaces a good checkpoint.
         self.flush()?;
-        self.check_weights()?;
-        let collected = self.trainer.model.collect_weights();
-        if !self.trainer.ranks.is_main() {
-            return self.save_part();
+        // Neither may weights that the last update has ruined: its step's loss and gradient norm come from before the update. All ranks reach the same
+        // result.
+        let Trainer { model, ranks, optimizer, .. } = &self.trainer;
+        let values: Vec<_> = model.parameters().iter().map(|parameter| parameter.value.clone()).collect();
+        let mut squares = B::squared_norm(&values);
+        if model.is_divided() {
+            squares = ranks.all_reduce_scalar(squares)?;
+        }
+        let norm = scalar(squares).sqrt();
+        if !norm.is_finite() {
+            return Err(RunError::WrongNumbers(format!(
+                "step {}: its update left weights whose norm is {norm}: training has diverged and was stopped. Nothing of \
+                 this step is saved, and earlier checkpoints are untouched. Lower train.learning_rate, or raise \
+                 train.warmup_steps",
+                self.state.step
+            )));
+        }
+        let collected = model.collect_weights();
+        if !ranks.is_main() {
+            // The others add their shares of the optimizer's state, if ranks divide it.
+            if optimizer.is_partial() {
+                self.where_all_have_room(Ok(()))?;
+                self.where_all_have_room(save_part(self.folder.path(), self.state.step, ranks.rank(), optimizer))?;
+            }
+            return Ok(());
         }
         self.sinks.flush();
         self.state.wall_s = self.wall_s();
@@ -224,37 +245,6 @@ impl<B: Kernels> Run<B> {
         let full = self.trainer.ranks.all_reduce_count(u64::from(is_full))?;
         let path = self.folder.path().to_owned();
         if full > 0 && !is_full { Err(StorageError::DiskOfOtherRankFull { path }.into()) } else { written }
-    }
-
-    /// Refuses weights that the last update has ruined: its step's loss and gradient norm come from before the update. All ranks reach the same
-    /// result.
-    fn check_weights(&self) -> Result<(), RunError> {
-        let Trainer { model, ranks, .. } = &self.trainer;
-        let values: Vec<_> = model.parameters().iter().map(|parameter| parameter.value.clone()).collect();
-        let mut squares = B::squared_norm(&values);
-        if model.is_divided() {
-            squares = ranks.all_reduce_scalar(squares)?;
-        }
-        let norm = scalar(squares).sqrt();
-        if norm.is_finite() {
-            return Ok(());
-        }
-        Err(RunError::WrongNumbers(format!(
-            "step {}: its update left weights whose norm is {norm}: training has diverged and was stopped. Nothing of \
-             this step is saved, and earlier checkpoints are untouched. Lower train.learning_rate, or raise \
-             train.warmup_steps",
-            self.state.step
-        )))
-    }
-
-    /// Adds the optimizer's share of a rank other than 0 to the checkpoint, if ranks divide the state.
-    fn save_part(&self) -> Result<(), RunError> {
-        let Trainer { ranks, optimizer, .. } = &self.trainer;
-        if optimizer.is_partial() {
-            self.where_all_have_room(Ok(()))?;
-            self.where_all_have_room(save_part(self.folder.path(), self.state.step, ranks.rank(), optimizer))?;
-        }
-        Ok(())
     }
 
     pub(super) fn finish(mut self) -> Result<Outcome, RunError> {
