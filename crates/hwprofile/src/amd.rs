@@ -20,22 +20,16 @@ const DEVICES: [(u32, &str); 3] =
 
 /// Finds the cards below a folder like [`SYSFS`], in the order of their numbers.
 pub(crate) fn detect(root: &Path, notes: &mut Vec<String>) -> Vec<Gpu> {
-    let cards = folders(root);
-    let indexed = cards.iter().zip(0u32..);
-    indexed.filter_map(|((number, device), index)| card(device, *number, index, notes)).collect()
-}
-
-/// Lists numbers and folders of AMD's cards, in the order of their numbers.
-fn folders(root: &Path) -> Vec<(u32, PathBuf)> {
     let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
     let number = |name: &str| name.strip_prefix("card")?.parse::<u32>().ok();
-    let mut cards: Vec<_> = entries
+    let mut cards: Vec<(u32, PathBuf)> = entries
         .flatten()
         .filter_map(|entry| Some((number(entry.file_name().to_str()?)?, entry.path().join("device"))))
         .filter(|(_, device)| hex(device, "vendor") == Some(AMD))
         .collect();
     cards.sort_unstable_by_key(|(number, _)| *number);
-    cards
+    let indexed = cards.iter().zip(0u32..);
+    indexed.filter_map(|((number, device), index)| card(device, *number, index, notes)).collect()
 }
 
 fn card(device: &Path, number: u32, index: u32, notes: &mut Vec<String>) -> Option<Gpu> {

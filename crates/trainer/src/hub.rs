@@ -120,40 +120,32 @@ pub fn other_base(adapter: &Path, model: &Path) -> Option<String> {
 pub fn model_folder(model: &Path, need: Need, console: Console) -> Result<ModelFolder, RunError> {
     refuse_gguf(model)?;
     let found = folder_of(model, need, console)?;
-    refuse_adapter(&found.folder)?;
-    refuse_gguf(&found.folder)?;
-    refuse_pointers(&found.folder)?;
-    Ok(found)
-}
-
-/// Refuses pointers of Git LFS in place of the small files; those in place of weights are found where weights are read.
-fn refuse_pointers(folder: &Path) -> Result<(), RunError> {
+    let folder = &found.folder;
+    if let Ok(text) = std::fs::read_to_string(folder.join(ADAPTER_CONFIG_FILE))
+        && !folder.join(CONFIG_FILE).is_file()
+    {
+        let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        let base = config["base_model_name_or_path"].as_str().filter(|base| !base.is_empty()).unwrap_or("its base");
+        let adapter = folder.display();
+        return Err(RunError::Refused(format!(
+            "{adapter} is a LoRA adapter of {base}, not a model. Give {base} as the model, and this folder as --adapter, or in a recipe as \
+             lora.init_from"
+        )));
+    }
+    refuse_gguf(folder)?;
+    // Pointers of Git LFS in place of weights are found where weights are read.
     let names = [CONFIG_FILE, "tokenizer.json", "tokenizer.model", "tekken.json"];
     let is_pointer = |path: &PathBuf| {
         let mut begin = [0; POINTER.len()];
         File::open(path).is_ok_and(|mut file| file.read_exact(&mut begin).is_ok()) && begin == *POINTER
     };
-    match names.map(|name| folder.join(name)).into_iter().find(is_pointer) {
-        None => Ok(()),
-        Some(path) => Err(RunError::Refused(format!(
+    if let Some(path) = names.map(|name| folder.join(name)).into_iter().find(is_pointer) {
+        return Err(RunError::Refused(format!(
             "{} is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder",
             path.display()
-        ))),
+        )));
     }
-}
-
-fn refuse_adapter(folder: &Path) -> Result<(), RunError> {
-    let Ok(text) = std::fs::read_to_string(folder.join(ADAPTER_CONFIG_FILE)) else { return Ok(()) };
-    if folder.join(CONFIG_FILE).is_file() {
-        return Ok(());
-    }
-    let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-    let base = config["base_model_name_or_path"].as_str().filter(|base| !base.is_empty()).unwrap_or("its base");
-    let adapter = folder.display();
-    Err(RunError::Refused(format!(
-        "{adapter} is a LoRA adapter of {base}, not a model. Give {base} as the model, and this folder as --adapter, or in a recipe as \
-         lora.init_from"
-    )))
+    Ok(found)
 }
 
 fn refuse_gguf(model: &Path) -> Result<(), RunError> {

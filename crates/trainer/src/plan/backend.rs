@@ -19,13 +19,28 @@ pub fn choose_backend(choice: BackendChoice, profile: &HardwareProfile) -> Resul
     if let Some(chosen) = for_named_machine(choice, profile) {
         return Ok(chosen);
     }
-    match choice {
-        Auto::Auto => choose_automatically(profile),
-        Auto::Given(backend) => {
-            check(backend)?;
-            Ok(Chosen::new(backend, "the recipe names it"))
-        }
+    if let Auto::Given(backend) = choice {
+        check(backend)?;
+        return Ok(Chosen::new(backend, "the recipe names it"));
     }
+    if let Some(card) = profile.cuda_card()
+        && check(BackendKind::Cuda).is_ok()
+    {
+        return Ok(Chosen::new(BackendKind::Cuda, format!("found {}", card.name)));
+    }
+    if cfg!(target_os = "macos") && check(BackendKind::Wgpu).is_ok() {
+        return Ok(Chosen::new(BackendKind::Wgpu, "macOS: the GPU through Metal"));
+    }
+    let cpu = if BackendKind::Flex.is_compiled() { BackendKind::Flex } else { BackendKind::Candle };
+    let why = match profile.cuda_card() {
+        Some(card) if !BackendKind::Cuda.is_compiled() => {
+            format!("found {}, but this binary was built without cuda", card.name)
+        }
+        Some(card) => format!("found {}, but CUDA cannot be used (--set backend=cuda shows why)", card.name),
+        None => "no NVIDIA card found; flex is the fastest CPU backend (benches/results)".to_owned(),
+    };
+    check(cpu)?;
+    Ok(Chosen::new(cpu, why))
 }
 
 /// Returns the backend for a named machine that is planned for; `None` if the profile describes this machine.
@@ -52,27 +67,6 @@ fn for_named_machine(choice: BackendChoice, profile: &HardwareProfile) -> Option
         _ => String::new(),
     };
     Some(Chosen::new(backend, why + &other))
-}
-
-fn choose_automatically(profile: &HardwareProfile) -> Result<Chosen<BackendKind>, RunError> {
-    if let Some(card) = profile.cuda_card()
-        && check(BackendKind::Cuda).is_ok()
-    {
-        return Ok(Chosen::new(BackendKind::Cuda, format!("found {}", card.name)));
-    }
-    if cfg!(target_os = "macos") && check(BackendKind::Wgpu).is_ok() {
-        return Ok(Chosen::new(BackendKind::Wgpu, "macOS: the GPU through Metal"));
-    }
-    let cpu = if BackendKind::Flex.is_compiled() { BackendKind::Flex } else { BackendKind::Candle };
-    let why = match profile.cuda_card() {
-        Some(card) if !BackendKind::Cuda.is_compiled() => {
-            format!("found {}, but this binary was built without cuda", card.name)
-        }
-        Some(card) => format!("found {}, but CUDA cannot be used (--set backend=cuda shows why)", card.name),
-        None => "no NVIDIA card found; flex is the fastest CPU backend (benches/results)".to_owned(),
-    };
-    check(cpu)?;
-    Ok(Chosen::new(cpu, why))
 }
 
 /// Lists the backends in this program, for messages.

@@ -156,19 +156,15 @@ fn plugins(value: &Value) -> Option<Outcome> {
     }
 }
 
-/// Returns the key of the recipe that a name is, with its section.
-fn path_of(name: &str) -> Option<String> {
-    if let Some(Answer::Key(path, _)) = other_names::key(name) {
-        return Some(path.to_owned());
-    }
-    let section = SEARCHED.into_iter().find(|section| has_key(section, name))?;
-    Some(if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") })
-}
-
 /// Returns what the table of other names says of a setting.
 fn of_table(setting: &Setting) -> Outcome {
     let name = setting.name();
-    let known = path_of(name).filter(|path| !setting.path.contains('.') || path.contains('.'));
+    let in_section = |section: &str| if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") };
+    let known = match other_names::key(name) {
+        Some(Answer::Key(path, _)) => Some(path.to_owned()),
+        _ => SEARCHED.into_iter().find(|section| has_key(section, name)).map(in_section),
+    };
+    let known = known.filter(|path| !setting.path.contains('.') || path.contains('.'));
     match (other_names::key(name), known) {
         (Some(Answer::NotNeeded(why)), _) => NotNeeded(why.to_owned()),
         (Some(Answer::NotYet(why)), _) => unless_off(&setting.value, why),
