@@ -69,7 +69,7 @@ impl RunConfig {
             Warmup::Steps(steps) => config.train.warmup_steps = Some(steps),
             Warmup::Ratio(ratio) => config.train.warmup_ratio = Some(ratio),
         }
-        // A mode that its sections (or `base`) express is not written a second time, so removing a section of a written recipe changes the mode.
+        // A mode that its sections (or `base`) express is not written again, so removing a section of a written recipe changes the mode.
         let mode = config.mode();
         if mode != Mode::Full {
             config.lora.get_or_insert_default();

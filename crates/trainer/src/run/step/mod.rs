@@ -203,8 +203,8 @@ impl<B: Kernels> Trainer<B> {
                 let mut on_device = self.model.upload(input_ids, targets, positions, cu_seqlens)?;
                 self.balance(&mut on_device, batch, micro_batches.len());
                 let count = on_device.targets.count;
-                // The loss scale is a weight, so that it stays on the device: the loss multiplies it by one over the loss tokens in f32 before
-                // anything is rounded to the compute format.
+                // The loss scale is a weight, so that it stays on the device: the loss multiplies it by one over the loss tokens in f32
+                // before anything is rounded to the compute format.
                 let repeated = |scale: Tensor<B, 1>| Tensor::<B, 1>::ones([count], &scale.device()).mul(scale);
                 on_device.targets.weights_m = scale.filter(|_| count > 0).map(repeated);
                 let gradient_scale = Some(1.0 / counts.loss_tokens as f64);

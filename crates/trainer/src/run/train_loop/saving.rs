@@ -80,8 +80,7 @@ impl<B: Kernels> Run<B> {
     fn begin_save(&mut self, goes_on: Option<bool>) -> Result<(), RunError> {
         // A step that is not finite must be found before it replaces a good checkpoint.
         self.flush()?;
-        // Neither may weights that the last update has ruined: its step's loss and gradient norm come from before the update. All ranks reach the same
-        // result.
+        // Nor may weights that the last update has ruined: its step's loss and gradient norm come from before it. All ranks reach the same result.
         let Trainer { model, ranks, optimizer, .. } = &self.trainer;
         let values: Vec<_> = model.parameters().iter().map(|parameter| parameter.value.clone()).collect();
         let mut squares = B::squared_norm(&values);
