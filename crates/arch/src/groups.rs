@@ -81,7 +81,6 @@ fn stacked(
     GroupSpec { experts: Some(count), rows, modules, ..group }
 }
 
-/// Builds the groups of a shared expert.
 fn shared_groups(at: LayerPath, hidden: usize, shared: SharedExpertSpec, names: ExpertNames) -> SharedGroups {
     let (path, width) = (names.path(names.shared()), shared.intermediate_size);
     let [gate, up, down] = names.projections().map(|name| format!("{path}.{name}"));

@@ -436,7 +436,6 @@ impl LoraConfig {
 }
 
 impl ModelSpec {
-    /// Whether checkpoints hold all experts of a projection in one tensor.
     fn has_experts_in_one_tensor(&self) -> bool {
         let are = |mlp: &MlpSpec| matches!(mlp, MlpSpec::Experts { names, .. } if names.are_in_one_tensor());
         self.layers.iter().any(|layer| are(&layer.mlp))

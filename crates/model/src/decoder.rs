@@ -103,7 +103,6 @@ pub struct Decoder<B: Kernels> {
     pub(crate) embed_tokens: Base<B>,
     /// Rows of the embedding that train alone; also the head's if it is tied.
     pub(crate) embed_rows: Option<TokenRows<B>>,
-    /// The layers' own inputs.
     pub(crate) layer_inputs: Option<LayerInputs<B>>,
     pub(crate) layers: Vec<Layer<B>>,
     /// Where the choices of experts are noted, if they are.
@@ -477,7 +476,6 @@ impl<B: Kernels> Decoder<B> {
         Tensor::from_ints(ids.as_slice(), &self.device)
     }
 
-    /// Gathers the rows of the rotary tables at the given positions.
     pub(crate) fn rotary_at(&self, positions: &[u32]) -> Vec<RotaryTables<B>> {
         let highest = positions.iter().copied().max().unwrap_or(0) as usize;
         let rows = self.max_positions;

@@ -64,13 +64,11 @@ pub struct Completion {
     pub experts: Vec<u32>,
 }
 
-/// A token that was chosen for a sequence.
 #[derive(Clone, Copy)]
 struct Chosen<'a> {
     token: u32,
     /// 0 where it was not drawn by its probability.
     log_prob: f32,
-    /// Whether it ends the text.
     is_end: bool,
     /// As in [`Completion::experts`].
     experts: &'a [u32],

@@ -115,14 +115,12 @@ pub(crate) enum MlpHalf<B: Kernels> {
     Input { h_nd: Tensor<B, 2>, low_rank: LowRank<B> },
 }
 
-/// The forward's results that the backward of an MLP needs.
 #[derive(Clone, Debug)]
 pub(crate) enum SavedMlp<B: Kernels> {
     Gated { gate_up: Box<ProjectSaved<B>>, down: Box<ProjectSaved<B>> },
     Experts(Box<SavedExperts<B>>),
 }
 
-/// The forward's results that the backward of an MLP's half needs.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedMlpHalf<B: Kernels> {
     mlp: SavedMlp<B>,
@@ -505,7 +503,6 @@ impl<B: Kernels> Layer<B> {
         grads.input.plain()
     }
 
-    /// Returns the norms before and after a mixture of experts.
     fn experts_norms(&self) -> MlpNorms<'_, B> {
         let before = self.before_mlp.as_ref().expect("every family with experts normalizes the input of its MLP");
         (before, self.after_mlp.as_ref())

@@ -283,7 +283,6 @@ pub struct DropoutMasks {
     pub row_len: usize,
 }
 
-/// Use of the adapters in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AdapterPass {
     /// Whether adapters take part.

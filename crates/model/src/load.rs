@@ -199,7 +199,6 @@ impl BuildOptions {
     }
 }
 
-/// Converts Burn's dtype of values.
 fn float_type(dtype: DType) -> FloatType {
     match dtype {
         DType::BF16 => FloatType::Bf16,

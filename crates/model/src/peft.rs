@@ -125,7 +125,6 @@ fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, Arch
     })
 }
 
-/// Reads a value of this type.
 fn typed<T: DeserializeOwned>(
     json: &JsonObject,
     key: &str,

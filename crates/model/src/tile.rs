@@ -15,18 +15,14 @@ pub(crate) type Passing<B> = Option<Tensor<B, 3>>;
 /// Consecutive tokens of a pass.
 #[derive(Clone, Debug)]
 pub(crate) struct Tile<B: Kernels> {
-    /// Which.
     pub(crate) rows: Range<usize>,
     /// Rows before them that convolutions may read.
     pub(crate) lead: usize,
-    /// Their documents.
     pub(crate) documents: Documents<B>,
-    /// The same with the lead.
     pub(crate) with_lead: Documents<B>,
 }
 
 impl<B: Kernels> Tile<B> {
-    /// Returns all tokens of a pass as one tile.
     pub(crate) fn whole(documents: &Documents<B>) -> Self {
         Self { rows: 0..documents.tokens(), lead: 0, documents: documents.clone(), with_lead: documents.clone() }
     }
@@ -87,7 +83,6 @@ impl<B: Kernels> Tile<B> {
     }
 }
 
-/// Returns a range of rows.
 pub(crate) fn rows_of<B: Kernels>(x: &Tensor<B, 2>, rows: Range<usize>) -> Tensor<B, 2> {
     memory::slices(x.clone(), &[(rows.start, rows.len())]).remove(0)
 }

@@ -59,7 +59,6 @@ impl<B: Kernels> TokenRows<B> {
         B::embed_backward(slots_n, dx_nd, scale, self.ids.len(), true)
     }
 
-    /// Writes the rows into their table.
     pub(crate) fn write_to(&self, table: &mut Base<B>) {
         let Base::Frozen(Weight::Dense(values)) = table else { unreachable!("a table of which rows train is frozen") };
         let (device, dtype, width) = (values.device(), values.dtype(), values.dims()[1]);

@@ -56,7 +56,6 @@ fn swiglu(json: &JsonObject) -> Result<SwigluConstants, ArchError> {
     Ok(SwigluConstants::new(alpha, constant("swiglu_limit", published.limit())?))
 }
 
-/// Returns whether the experts are stored in MXFP4.
 fn is_mxfp4(json: &JsonObject) -> Result<bool, ArchError> {
     match Quantization::parse(json)? {
         None => Ok(false),

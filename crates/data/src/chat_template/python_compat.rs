@@ -109,7 +109,6 @@ fn is_printable(character: char) -> bool {
     !hidden
 }
 
-/// Returns Python's `repr` of a float.
 fn repr_float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();

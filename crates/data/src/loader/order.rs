@@ -60,7 +60,6 @@ impl EpochOrders {
     }
 }
 
-/// Returns a permutation of `0..rows` that depends on seed and epoch.
 fn shuffled(rows: usize, seed: u64, epoch: u64) -> Vec<u32> {
     let mut order: Vec<u32> = (0..rows as u32).collect();
     shuffle(&mut order, &mut random(seed, 0, epoch));

@@ -61,7 +61,6 @@ impl GgmlType {
         self.layout().1
     }
 
-    /// Returns the size of this many values in bytes.
     pub(super) fn bytes_of(self, values: usize) -> usize {
         let (_, count, bytes) = self.layout();
         values / count * bytes

@@ -25,7 +25,6 @@ use crate::per_layer::PerLayer;
 use crate::shared_expert::SharedExpert;
 use crate::token_rows::TokenRows;
 
-/// Shorthand for a tensor to be read.
 fn tensor(name: &str, shape: &[usize], role: Role) -> TensorSpec {
     TensorSpec { name: name.to_owned(), shape: shape.to_vec(), role, layer: None }
 }
@@ -162,7 +161,6 @@ impl<B: Kernels> Builder<'_, '_, B> {
         Ok(table)
     }
 
-    /// Reads a single number.
     fn number(&mut self, tensor: &TensorSpec) -> Result<f32, ModelError> {
         let values = (self.read)(tensor)?;
         let dtype = values.dtype;

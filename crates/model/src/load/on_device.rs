@@ -114,7 +114,6 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         Ok(parameter)
     }
 
-    /// Returns the quantization format of a base weight.
     pub(super) fn format_of(&self, tensor: &TensorSpec) -> Option<QuantFormat> {
         match self.formats().storage_of(&self.config.spec, &tensor.name, tensor.role) {
             Format::Quantized(format) => Some(format),
@@ -210,7 +209,6 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         Ok(Parameter { name, shape, role, value })
     }
 
-    /// Returns the format of a parameter with this role.
     fn trained_dtype(&self, role: Role) -> DType {
         match self.options.storage.trained_format(role) {
             FloatType::Bf16 => DType::BF16,

@@ -34,7 +34,6 @@ pub struct AttentionSinks<B: Kernels> {
 }
 
 impl<B: Kernels> Attention<B> {
-    /// Returns what is done to the outputs of the first group.
     pub(super) fn epilogue(&self, rotary: &[RotaryTables<B>]) -> Epilogue<B> {
         let rotary = self.spec.rope.map(|index| rotary[index].clone());
         let mut heads = HeadsEpilogue::of_qkv(self.spec.head_dim, None, rotary);

@@ -17,7 +17,6 @@ use crate::spec::{Activation, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 /// The largest size of one dimension.
 const MAX_SIZE: usize = 1 << 28;
-/// The largest number of layers.
 const MAX_LAYERS: usize = 10_000;
 /// The largest number of experts of one layer.
 const MAX_EXPERTS: usize = 1024;
@@ -113,7 +112,6 @@ pub(super) fn size(json: &JsonObject, key: &str) -> Result<usize, ArchError> {
     in_range(json, key, value, MAX_SIZE)
 }
 
-/// Reads the required number of layers.
 fn layer_count(json: &JsonObject) -> Result<usize, ArchError> {
     let key = "num_hidden_layers";
     in_range(json, key, size(json, key)?, MAX_LAYERS)
@@ -154,13 +152,11 @@ pub(super) fn size_or(json: &JsonObject, key: &str, default: usize) -> Result<us
     in_range(json, key, json.usize(key)?.unwrap_or(default), MAX_SIZE)
 }
 
-/// Reads a constant greater than zero with a default.
 pub(super) fn positive_or(json: &JsonObject, key: &str, default: f64) -> Result<f64, ArchError> {
     let value = json.f64(key)?.unwrap_or(default);
     if value.is_finite() && value > 0.0 { Ok(value) } else { Err(json.bad(key, value, "it must be greater than zero")) }
 }
 
-/// Reads a switch with a default.
 pub(super) fn bool_or(json: &JsonObject, key: &str, default: bool) -> Result<bool, ArchError> {
     Ok(json.bool(key)?.unwrap_or(default))
 }

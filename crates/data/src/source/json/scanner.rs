@@ -150,7 +150,6 @@ impl Extent {
     }
 }
 
-/// Formats a byte for messages.
 pub(super) fn show(byte: Option<u8>) -> String {
     byte.map_or("the end of the file".to_owned(), |byte| format!("{:?}", char::from(byte)))
 }

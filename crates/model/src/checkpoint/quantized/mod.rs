@@ -73,7 +73,6 @@ impl QuantizedWeight {
         }
     }
 
-    /// Returns the file with its codes.
     pub(super) fn path(&self) -> &Path {
         self.codes().shard.path()
     }
@@ -86,7 +85,6 @@ impl QuantizedWeight {
         codes
     }
 
-    /// Returns the size of the stored codes in bytes.
     pub(super) fn code_bytes(&self) -> usize {
         match &self.scheme {
             Scheme::Mxfp4(parts) => parts.code_bytes(),
@@ -120,7 +118,6 @@ impl QuantizedWeight {
         Ok(Some(QuantizedTensor { format, codes, scales: HostScales { block }, shape: self.shape.clone() }))
     }
 
-    /// Reads its values in f32.
     pub(super) fn values(&self) -> Result<Vec<f32>, ModelError> {
         if let Some(codes) = self.read()? {
             return Ok(codes.dequantize());
@@ -173,7 +170,6 @@ struct Unclaimed<'a> {
 }
 
 impl Unclaimed<'_> {
-    /// Takes a part of `weight`.
     fn take(&mut self, weight: &str, name: String) -> Result<Part, ModelError> {
         self.take_if_there(&name).ok_or_else(|| self.bad(weight, format!("its part `{name}` is missing")))
     }

@@ -72,7 +72,6 @@ pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<Vec<Quan
 }
 
 impl Parts {
-    /// Returns the bytes of the codes.
     pub(super) fn code_bytes(&self) -> usize {
         self.shape[0] * self.row_blocks() * BLOCK_BYTES
     }

@@ -84,7 +84,6 @@ impl Companions {
         Ok(names.filter(|name| states_terms(name)).collect())
     }
 
-    /// Copies the folder's own templates.
     fn copy_templates(&self, to: &Path) -> Result<(), ModelError> {
         for file in [TOKENIZER_CONFIG_FILE, CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_JSON] {
             self.copy(file, to)?;

@@ -234,7 +234,6 @@ pub(super) fn shard_file(index: usize, count: usize) -> String {
     if count == 1 { WEIGHTS_FILE.to_owned() } else { format!("model-{:05}-of-{count:05}.safetensors", index + 1) }
 }
 
-/// Writes the index that maps tensors to shards.
 pub(super) fn write_index(
     dir: &Path,
     total_size: usize,

@@ -68,7 +68,6 @@ fn infos(fused: &FusedTensors, name: &str, shape: &[usize], dtype: FloatType) ->
     parts.map(|(suffix, shape)| (format!("{name}{suffix}"), TensorInfo { dtype: Dtype::U8, shape })).into()
 }
 
-/// Returns a weight of one expert.
 fn expert(
     name: &str,
     config: &ModelConfig,

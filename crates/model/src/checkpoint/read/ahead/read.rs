@@ -11,7 +11,6 @@ use crate::checkpoint::quantized::QuantizedWeight;
 use crate::checkpoint::read::{Holder, convert};
 use crate::error::ModelError;
 
-/// A tensor to be read.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Request {
     /// Its name in the folder.
@@ -46,7 +45,6 @@ pub(super) struct Piece {
     pub(super) bytes: usize,
 }
 
-/// The result of reading a piece.
 pub(super) struct Ready {
     /// Elements, or codes that are padded to whole blocks with the codes of zero.
     pub(super) buffer: HostBuffer,
