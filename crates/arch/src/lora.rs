@@ -400,9 +400,10 @@ impl LoraConfig {
             let pair = self.adapts(path).then(|| (self.rank_of(path), self.scaling_of(path).to_bits()));
             (pair, self.saves(path))
         };
+        let is_one_tensor = |mlp: &MlpSpec| matches!(mlp, MlpSpec::Experts { names, .. } if names.are_in_one_tensor());
         for (module, _) in spec.stacks().filter(|(module, _)| module.parameter.is_none()) {
             let first = settings(module.lora_path());
-            if first.0.is_some() && spec.has_experts_in_one_tensor() {
+            if first.0.is_some() && spec.layers.iter().any(|layer| is_one_tensor(&layer.mlp)) {
                 let has = parameter_names(spec);
                 return Err(ArchError::OnlyAsParameters { module: module.lora_path().to_owned(), has });
             }
@@ -436,11 +437,6 @@ impl LoraConfig {
 }
 
 impl ModelSpec {
-    fn has_experts_in_one_tensor(&self) -> bool {
-        let are = |mlp: &MlpSpec| matches!(mlp, MlpSpec::Experts { names, .. } if names.are_in_one_tensor());
-        self.layers.iter().any(|layer| are(&layer.mlp))
-    }
-
     /// The names of the linear modules of the layers without their paths, each once, in the order of the forward pass: `q_proj`,
     /// `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`; or `qkv_proj`, `o_proj`, `gate_up_proj`, `down_proj`. Experts
     /// are left out, and the MLPs of other layers next to them are named `mlp.gate_proj` and so on, which no expert's path ends in, as are shared

@@ -40,7 +40,11 @@ pub(super) fn unified_spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 
 /// Reads what all have; absent keys mean this longest context and this window.
 fn text(json: &JsonObject, max_position_embeddings: usize, window: usize) -> Result<ModelSpec, ArchError> {
-    refuse_bidirectional(json)?;
+    let key = "use_bidirectional_attention";
+    if let Some(other) = json.str(key)?.filter(|&other| other != "vision") {
+        let advice = "Tokens of a text see earlier ones alone here; choose a model where it is null or \"vision\"";
+        return Err(json.unsupported(key, format!("\"{other}\""), advice));
+    }
     let defaults = Defaults { head_dim: Some(256), kv_heads: Some(4), max_position_embeddings, rms_norm_eps: 1e-6 };
     let mut base = Base::read(json, defaults)?.with_bias(false)?;
     (base.attention.qk_norm, base.attention.value_norm, base.attention.scale) = (QkNorm::PerHead, true, 1.0);
@@ -50,8 +54,10 @@ fn text(json: &JsonObject, max_position_embeddings: usize, window: usize) -> Res
     let mixers = attentions(json, &base.attention, &windows, sizes)?;
     let mlp = gated_mlp(json, activation(json)?)?;
     let is_double = bool_or(json, "use_double_wide_mlp", false)?;
+    let (intermediate_size, activation) = (2 * mlp.intermediate_size(), mlp.activation());
+    let double_wide = MlpSpec::Gated { intermediate_size, activation, fused: false, bias: false };
     let layer = |attention: AttentionSpec| {
-        let mlp = if is_double && attention.reads_another() { double_wide(&mlp) } else { mlp.clone() };
+        let mlp = if is_double && attention.reads_another() { double_wide.clone() } else { mlp.clone() };
         LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::PreAndPost, has_scalar: true }
     };
     let spec = base.model(mixers.into_iter().map(layer).collect(), ropes(json, &base, sizes)?)?;
@@ -63,17 +69,6 @@ fn text(json: &JsonObject, max_position_embeddings: usize, window: usize) -> Res
     })
 }
 
-fn refuse_bidirectional(json: &JsonObject) -> Result<(), ArchError> {
-    let key = "use_bidirectional_attention";
-    match json.str(key)? {
-        None | Some("vision") => Ok(()),
-        Some(other) => {
-            let advice = "Tokens of a text see earlier ones alone here; choose a model where it is null or \"vision\"";
-            Err(json.unsupported(key, format!("\"{other}\""), advice))
-        }
-    }
-}
-
 /// Reads the activation, which is also that of the gates of layers' inputs.
 fn activation(json: &JsonObject) -> Result<Activation, ArchError> {
     match activation_or(json, "hidden_activation", Activation::GeluTanh)? {
@@ -83,11 +78,6 @@ fn activation(json: &JsonObject) -> Result<Activation, ArchError> {
             Err(json.unsupported("hidden_activation", format!("\"{}\"", other.name()), advice))
         }
     }
-}
-
-fn double_wide(mlp: &MlpSpec) -> MlpSpec {
-    let (intermediate_size, activation) = (2 * mlp.intermediate_size(), mlp.activation());
-    MlpSpec::Gated { intermediate_size, activation, fused: false, bias: false }
 }
 
 /// Width and number of key and value heads.

@@ -52,7 +52,8 @@ impl<'a> Base<'a> {
         };
         let attention = AttentionSpec::new(heads, kv_heads(json, heads, defaults.kv_heads.unwrap_or(heads))?, head_dim);
         let max_position_embeddings = size_or(json, "max_position_embeddings", defaults.max_position_embeddings)?;
-        let (count, rms_norm_eps) = (layer_count(json)?, defaults.rms_norm_eps);
+        let layers = "num_hidden_layers";
+        let (count, rms_norm_eps) = (in_range(json, layers, size(json, layers)?, MAX_LAYERS)?, defaults.rms_norm_eps);
         Ok(Self { json, rms_norm_eps, attention, count, max_position_embeddings })
     }
 
@@ -110,11 +111,6 @@ impl<'a> Base<'a> {
 pub(super) fn size(json: &JsonObject, key: &str) -> Result<usize, ArchError> {
     let value = json.required(key, json.usize(key)?, "a whole number")?;
     in_range(json, key, value, MAX_SIZE)
-}
-
-fn layer_count(json: &JsonObject) -> Result<usize, ArchError> {
-    let key = "num_hidden_layers";
-    in_range(json, key, size(json, key)?, MAX_LAYERS)
 }
 
 /// Reads the number of experts of a layer, under one of these keys (transformers knows both names), and the number of experts per token.
