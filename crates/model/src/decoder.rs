@@ -290,8 +290,8 @@ impl<B: Kernels> Decoder<B> {
         operation: impl FnOnce(Tensor<B, 2>, &Weight<B>, &LossTargets<B>, CrossEntropyOptions<B>) -> CrossEntropy<B>,
     ) -> Loss<B> {
         let rows = if self.lm_head.is_some() { self.head_rows.as_ref() } else { self.embed_rows.as_ref() };
-        let head = self.head_parameter().or(rows.map(|rows| &rows.parameter));
-        let head = head.filter(|_| options.gradient_scale.is_some());
+        let head = self.lm_head.as_ref().unwrap_or(&self.embed_tokens).trained();
+        let head = head.or(rows.map(|rows| &rows.parameter)).filter(|_| options.gradient_scale.is_some());
         let (weight_gradient, lent) = weight_gradient(head, sink);
         let options = CrossEntropyOptions {
             gradient_scale: options.gradient_scale,
@@ -337,8 +337,8 @@ impl<B: Kernels> Decoder<B> {
             };
             add_matrix(table, gradient, lent, sink);
         } else if let Some((rows, slots_n)) = self.embed_rows.as_ref().zip(slots_n) {
-            let gradient = rows.embedding_gradient(slots_n, dx_nd, self.embedding_scale());
-            add_matrix(&rows.parameter, gradient, false, sink);
+            let (parameter, scale) = (&rows.parameter, self.embedding_scale());
+            add_matrix(parameter, B::embed_backward(slots_n, dx_nd, scale, parameter.shape[0], true), false, sink);
         }
     }
 
@@ -465,10 +465,6 @@ impl<B: Kernels> Decoder<B> {
 
     pub(crate) fn head(&self) -> Weight<B> {
         self.lm_head.as_ref().unwrap_or(&self.embed_tokens).weight()
-    }
-
-    fn head_parameter(&self) -> Option<&Parameter<B>> {
-        self.lm_head.as_ref().unwrap_or(&self.embed_tokens).trained()
     }
 
     pub(crate) fn indices(&self, ids: &[u32]) -> Tensor<B, 1, Int> {

@@ -318,10 +318,14 @@ impl<B: Kernels> Decoder<B> {
             written.push(token);
             on_token(token)
         };
-        let result = B::unchanged(&self.device, || {
+        let result: Result<(), ModelError> = B::unchanged(&self.device, || {
             let first = batch.pass(Started::NONE, &mut on_token);
             conversation.keep(prompt.len(), &batch.caches);
-            first.and_then(|flow| if flow.is_break() { Ok(()) } else { batch.finish(&mut on_token) })
+            let mut flow = first?;
+            while flow.is_continue() && !batch.running.is_empty() {
+                flow = batch.pass(Started::NONE, &mut on_token)?;
+            }
+            Ok(())
         });
         conversation.caches = batch.caches;
         // The last chosen token was not read.
@@ -399,16 +403,6 @@ impl<'a, B: Kernels> Batch<'a, B> {
             self.caches.hold(pages);
         }
         self.shared = shared;
-    }
-
-    /// Passes until all sequences have ended.
-    fn finish(&mut self, on_token: &mut OnToken<'_>) -> Result<(), ModelError> {
-        while !self.running.is_empty() {
-            if self.pass(Started::NONE, on_token)?.is_break() {
-                break;
-            }
-        }
-        Ok(())
     }
 
     /// Runs one pass over the prompts of the last `fresh` sequences, or over the new tokens of all. Chooses a token for each of them.

@@ -49,16 +49,6 @@ impl<B: Kernels> TokenRows<B> {
         Tensor::from_ints(slots.as_slice(), device)
     }
 
-    /// Computes the gradient of the rows from that of the embedded tokens.
-    pub(crate) fn embedding_gradient(
-        &self,
-        slots_n: Tensor<B, 1, Int>,
-        dx_nd: Tensor<B, 2>,
-        scale: f32,
-    ) -> Tensor<B, 2> {
-        B::embed_backward(slots_n, dx_nd, scale, self.ids.len(), true)
-    }
-
     pub(crate) fn write_to(&self, table: &mut Base<B>) {
         let Base::Frozen(Weight::Dense(values)) = table else { unreachable!("a table of which rows train is frozen") };
         let (device, dtype, width) = (values.device(), values.dtype(), values.dims()[1]);

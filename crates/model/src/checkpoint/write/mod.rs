@@ -128,7 +128,11 @@ pub(super) fn write_sharded(
         }
     };
     write_folder(dir, |partial| {
-        let infos = infos_of_model(config, &fused, wrapper_tensors, dtype).chain(wrapper_tensors.tensors(dtype)?);
+        let infos = fused.stored(config.spec.tensors()).into_iter().map(|(name, shape)| {
+            let dtype = stored_as(stored_format(&name, dtype));
+            (wrapper_tensors.name_of(&name), TensorInfo { dtype, shape })
+        });
+        let infos = infos.chain(wrapper_tensors.tensors(dtype)?);
         write_shards(partial, &in_shards(infos, max_shard_bytes), &mut read)?;
         write_companions(partial, config, companions, &config.text_with(dtype.name(), None))
     })
@@ -178,19 +182,6 @@ fn header(order: &[(&String, &TensorInfo)]) -> Vec<u8> {
     let mut header = to_vec(&Value::Object(entries)).expect("a JSON value prints");
     header.resize(header.len().next_multiple_of(8), b' ');
     header
-}
-
-/// Lists the tensors of the model as they are in its files, in its order.
-fn infos_of_model(
-    config: &ModelConfig,
-    fused: &FusedTensors,
-    wrapper_tensors: WrapperTensors<'_>,
-    dtype: FloatType,
-) -> impl Iterator<Item = (String, TensorInfo)> {
-    fused.stored(config.spec.tensors()).into_iter().map(move |(name, shape)| {
-        let dtype = stored_as(stored_format(&name, dtype));
-        (wrapper_tensors.name_of(&name), TensorInfo { dtype, shape })
-    })
 }
 
 /// Fills shards with tensors in their order, each up to `max_bytes`; a tensor is never split.
