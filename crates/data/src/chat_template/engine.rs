@@ -168,7 +168,23 @@ pub(super) fn render(
 ) -> Result<String, Failure> {
     let environment = environment.clone();
     let deadline = TIME_LEFT.get().map_or(deadline, |left| left.min(deadline));
-    on_helper(max_bytes, deadline, move || render_here(&environment, name, variables, max_bytes))
+    on_helper(max_bytes, deadline, move || {
+        LEFT.set(max_bytes.saturating_mul(WRITES));
+        let mut text = BoundedText { bytes: Vec::with_capacity(1 << 12), max_bytes };
+        let template = environment.get_template(name).map_err(|error| failure(&error))?;
+        let rendered = template.render_captured_to(variables, &mut text);
+        if let Err(error) = rendered {
+            let is_full = text.bytes.len() >= max_bytes || LEFT.get() == 0;
+            return Err(if is_full {
+                let kib = max_bytes >> 10;
+                Failure::RanOut(format!("it writes more than {kib} KiB, far more than it and the conversation have"))
+            } else {
+                failure(&error)
+            });
+        }
+        let incomplete = |_| Failure::Refused("the engine wrote an incomplete character".to_owned());
+        String::from_utf8(text.bytes).map_err(incomplete)
+    })
 }
 
 /// Runs `work` on the helper of this thread.
@@ -256,28 +272,6 @@ impl Helper {
             }
         }
     }
-}
-
-fn render_here(
-    environment: &Environment<'static>,
-    name: &str,
-    variables: Value,
-    max_bytes: usize,
-) -> Result<String, Failure> {
-    LEFT.set(max_bytes.saturating_mul(WRITES));
-    let mut text = BoundedText { bytes: Vec::with_capacity(1 << 12), max_bytes };
-    let template = environment.get_template(name).map_err(|error| failure(&error))?;
-    let rendered = template.render_captured_to(variables, &mut text);
-    if let Err(error) = rendered {
-        let is_full = text.bytes.len() >= max_bytes || LEFT.get() == 0;
-        return Err(if is_full {
-            let kib = max_bytes >> 10;
-            Failure::RanOut(format!("it writes more than {kib} KiB, far more than it and the conversation have"))
-        } else {
-            failure(&error)
-        });
-    }
-    String::from_utf8(text.bytes).map_err(|_| Failure::Refused("the engine wrote an incomplete character".to_owned()))
 }
 
 /// Returns the engine's error with its causes and the template's line.
