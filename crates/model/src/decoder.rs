@@ -53,7 +53,6 @@ pub struct MicroBatch<B: Kernels> {
     pub ids_n: Tensor<B, 1, Int>,
     /// For each token the index of its row among the embedding's trained rows, -1 if it has none, `[n]`; `None` if no rows train.
     pub slots_n: Option<Tensor<B, 1, Int>>,
-    /// What the layers' own inputs need of the tokens.
     pub(crate) layer_inputs: Option<TokenInputs<B>>,
     /// Document boundaries and rotary angles.
     pub context: Context<B>,
@@ -105,7 +104,6 @@ pub struct Decoder<B: Kernels> {
     pub(crate) embed_rows: Option<TokenRows<B>>,
     pub(crate) layer_inputs: Option<LayerInputs<B>>,
     pub(crate) layers: Vec<Layer<B>>,
-    /// Where the choices of experts are noted, if they are.
     pub(crate) choices: Option<ExpertChoices<B>>,
     pub(crate) norm: Norm<B>,
     /// Absent where the head is tied to the embedding.

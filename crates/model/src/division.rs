@@ -39,7 +39,6 @@ impl Division {
 
 /// A layer as a pass reads it.
 pub(crate) enum LayerRef<'a, B: Kernels> {
-    /// All of it is here.
     Resident(&'a Layer<B>),
     /// With weights that other ranks have.
     Gathered(Box<Layer<B>>),
@@ -137,7 +136,6 @@ fn layouts<B: Kernels>(base: &Base<B>, shape: [usize; 2]) -> Vec<PayloadLayout> 
     }
 }
 
-/// Builds the base from these parts.
 fn with_parts<B: Kernels>(base: &Base<B>, shape: [usize; 2], parts: Vec<Payload<B>>) -> Base<B> {
     let values = |parts: Vec<Payload<B>>| parts.into_iter().next().expect("a base has a value").into_values();
     match base {

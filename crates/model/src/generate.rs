@@ -77,10 +77,8 @@ struct Chosen<'a> {
 /// Receives the tokens of all sequences, each with the index of its prompt, in the order in which they are chosen.
 type OnToken<'a> = dyn FnMut(usize, Chosen<'_>) -> ControlFlow<()> + 'a;
 
-/// A sequence that is being written.
 struct Running {
     prompt: usize,
-    /// Pages of its tokens.
     pages: Vec<u32>,
     past: usize,
     /// Tokens of the next pass.
@@ -104,7 +102,6 @@ struct Batch<'a, B: Kernels> {
     experts: Vec<u32>,
 }
 
-/// Sequences that were started.
 #[derive(Clone, Copy)]
 struct Started {
     count: usize,

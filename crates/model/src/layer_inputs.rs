@@ -27,7 +27,6 @@ use crate::host_table::HostTable;
 use crate::linear::{AdapterPass, LinearGroup};
 use crate::norm::Norm;
 
-/// What computes the layers' own inputs.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerInputs<B: Kernels> {
     pub(crate) table: Arc<HostTable>,

@@ -277,7 +277,6 @@ pub struct DropoutMasks {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AdapterPass {
-    /// Whether adapters take part.
     pub(crate) are_on: bool,
     /// Their dropout masks; `None`: nothing is dropped.
     pub(crate) dropout: Option<DropoutMasks>,

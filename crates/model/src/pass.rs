@@ -44,7 +44,6 @@ impl Default for PassOptions {
 
 /// The tensors that the forward saved of one layer.
 pub(crate) enum SavedLayer<B: Kernels> {
-    /// Its input.
     Input { x_nd: Offloaded<B>, low_rank: LowRank<B> },
     /// Its input, and the states before its tiles.
     Tiles { x_nd: Offloaded<B>, starts: Vec<Passing<B>> },
@@ -170,7 +169,6 @@ pub(crate) enum Restored<B: Kernels> {
     Activations(Box<SavedMixer<B>>, SavedMlpHalf<B>),
 }
 
-/// Computes the gradient of a layer's input from that of its output.
 pub(crate) fn backward_layer<B: Kernels>(
     layer: &Layer<B>,
     saved: Restored<B>,

@@ -13,7 +13,6 @@ use firebrick_kernels::{Kernels, Parameter, Weight};
 
 use crate::linear::Base;
 
-/// Rows of a table that train.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenRows<B: Kernels> {
     /// `..token_adapter.trainable_tokens_delta`, `[tokens, d]`.

@@ -132,7 +132,6 @@ fn add_tests(environment: &mut Environment<'static>) {
 pub(super) enum Failure {
     /// It refuses the messages, or fails on them.
     Refused(String),
-    /// It exceeds a limit.
     RanOut(String),
 }
 

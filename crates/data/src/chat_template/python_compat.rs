@@ -25,7 +25,6 @@ pub(super) fn check_size(bytes: usize) -> Result<(), Error> {
     Err(failed(format!("it builds a text larger than {} MiB", MAX_VALUE_BYTES >> 20)))
 }
 
-/// Creates the error of a filter, a method or a function.
 pub(super) fn failed(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }

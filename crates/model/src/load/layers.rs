@@ -95,7 +95,6 @@ impl<B: Kernels> Builder<'_, '_, B> {
         })
     }
 
-    /// Reads what reads the layer's own input.
     fn per_layer(
         &mut self,
         spec: &ModelSpec,
@@ -111,7 +110,6 @@ impl<B: Kernels> Builder<'_, '_, B> {
         }))
     }
 
-    /// Reads what computes the layers' own inputs.
     fn layer_inputs(&mut self, spec: &ModelSpec) -> Result<Option<LayerInputs<B>>, ModelError> {
         let Some((sizes, [table, projection, norm])) = spec.per_layer_inputs.zip(spec.per_layer_tensors()) else {
             return Ok(None);

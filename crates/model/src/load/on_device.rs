@@ -35,7 +35,6 @@ impl From<TensorSpec> for BaseSpec<'_> {
 }
 
 impl BaseSpec<'_> {
-    /// Returns the tensors on disk.
     pub(super) fn stored(&self) -> Vec<TensorSpec> {
         let columns = self.tensor.shape[1];
         let piece = |piece: &PieceSpec| TensorSpec {

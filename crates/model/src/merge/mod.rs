@@ -147,7 +147,6 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     source.check(&HfFolder::open(to)?, dtype)
 }
 
-/// A matrix of a parameter of experts.
 struct PartOfParameter {
     parameter: Arc<ModuleSpec>,
     experts: usize,

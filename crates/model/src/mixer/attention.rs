@@ -50,7 +50,6 @@ impl<B: Kernels> Attention<B> {
         Epilogue::Heads(heads)
     }
 
-    /// Builds the input of the output projection.
     pub(super) fn gated(&self, parts: &[Tensor<B, 2>], x: Tensor<B, 2>) -> Prologue<B> {
         let gate = parts.last().filter(|_| self.spec.gate != OutputGate::None).cloned();
         let Some(mut gate) = gate else { return Prologue::None { x } };

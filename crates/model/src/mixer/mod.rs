@@ -197,7 +197,6 @@ impl<B: Kernels> Mixer<B> {
 }
 
 impl<B: Kernels> Cache<B> {
-    /// Returns the states, if that is what it has.
     pub(crate) fn states(&self) -> Option<Self> {
         match self {
             Self::Rows(_) => None,

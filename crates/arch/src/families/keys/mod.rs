@@ -69,7 +69,6 @@ impl<'a> Base<'a> {
         rope::rope_with_theta(self.json, self, rope::DEFAULT_THETA)
     }
 
-    /// Returns layers that differ in nothing.
     pub(super) fn equal_layers(&self, mlp: MlpSpec, norms: LayerNorms) -> Vec<LayerSpec> {
         vec![self.layer(mlp, norms, self.attention.window); self.count]
     }

@@ -19,13 +19,11 @@ pub(crate) struct FusedTensors {
     of_parts: BTreeMap<String, String>,
 }
 
-/// A tensor of all experts.
 struct FusedTensor {
     /// Experts, inputs (1 for a bias) and outputs.
     sizes: [usize; 3],
     /// Whether the matrices of experts are as the model has them, with gate's rows and then up's.
     in_rows: bool,
-    /// The tensors of single experts.
     parts: Vec<FusedPart>,
 }
 

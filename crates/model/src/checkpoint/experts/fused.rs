@@ -168,7 +168,6 @@ impl ExpertSlice {
         Ok(values)
     }
 
-    /// Gathers elements of `N` bytes.
     fn gather<const N: usize>(&self, of_expert: &[u8], out: &mut [u8]) {
         let (from, columns) = (of_expert.as_chunks::<N>().0, self.shape.get(1).copied().unwrap_or(1));
         let [row_step, column_step] = self.steps;

@@ -123,7 +123,6 @@ impl StoredParts {
 pub(crate) struct ParameterB {
     /// Number of experts: the fastest axis of the columns of the file's `[out, r * experts]`.
     pub(crate) experts: usize,
-    /// Rank of an expert.
     pub(crate) r: usize,
     /// Order of the file's rows.
     pub(crate) order: OutputOrder,

@@ -133,7 +133,6 @@ struct State {
     nested_offset: Option<f64>,
 }
 
-/// The tensors of a weight.
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) format: Bnb4bit,

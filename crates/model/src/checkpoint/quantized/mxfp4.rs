@@ -14,7 +14,6 @@ use crate::error::ModelError;
 
 /// Values that share a scale.
 pub(crate) const BLOCK: usize = 32;
-/// Bytes of their codes.
 const BLOCK_BYTES: usize = BLOCK / 2;
 /// Suffixes of the names of codes and scales.
 pub(crate) const CODES: &str = "_blocks";

@@ -48,7 +48,6 @@ pub(super) struct Piece {
 pub(super) struct Ready {
     /// Elements, or codes that are padded to whole blocks with the codes of zero.
     pub(super) buffer: HostBuffer,
-    /// The scales of kept codes.
     pub(super) scales: Option<HostScales>,
     /// XXH3 of the elements in their format, or of codes and scales.
     pub(super) hash: u64,

@@ -29,7 +29,6 @@ enum Source<'a> {
     Several(VecDeque<Values<'a>>),
 }
 
-/// The contents of a tensor after reading.
 #[derive(Debug)]
 pub(crate) enum CodesOrValues<'a> {
     /// Codes in the requested format, padded to whole blocks with the codes of zero, and their scales.
