@@ -129,26 +129,16 @@ pub(crate) struct SavedMlpHalf<B: Kernels> {
 
 /// The results of the mixer's half.
 pub(crate) struct AfterMixer<B: Kernels> {
-    input: Option<Box<ProjectSaved<B>>>,
-    parts: Vec<Tensor<B, 2>>,
+    pub(crate) input: Option<Box<ProjectSaved<B>>>,
+    pub(crate) parts: Vec<Tensor<B, 2>>,
     /// `None` over a cache.
-    mixed: Option<Mixed<B>>,
-    output: Option<Box<ProjectSaved<B>>>,
+    pub(crate) mixed: Option<Mixed<B>>,
+    pub(crate) output: Option<Box<ProjectSaved<B>>>,
     /// The residual stream.
     pub(crate) h_nd: Tensor<B, 2>,
 }
 
 impl<B: Kernels> AfterMixer<B> {
-    pub(crate) fn new(
-        input: Option<Box<ProjectSaved<B>>>,
-        parts: Vec<Tensor<B, 2>>,
-        mixed: Option<Mixed<B>>,
-        output: Option<Box<ProjectSaved<B>>>,
-        h_nd: Vec<Tensor<B, 2>>,
-    ) -> Self {
-        Self { input, parts, mixed, output, h_nd: into_single(h_nd) }
-    }
-
     /// Returns what the mixer's half saved.
     ///
     /// # Panics
@@ -230,7 +220,7 @@ impl<B: Kernels> Layer<B> {
         let epilogue = added_to(x_nd, self.after_mixer.as_ref());
         let prologue = self.mixer.prologue(&parts, x);
         let (h_nd, output) = B::project(prologue, &self.mixer.output.frozen(adapters), epilogue, of_output);
-        AfterMixer::new(of_input, parts, mixed, output, h_nd)
+        AfterMixer { input: of_input, parts, mixed, output, h_nd: into_single(h_nd) }
     }
 
     /// Computes the second half of the layer: from the sum after the mixer, and the layer's own input if it reads one, to its output. A mixture adds its

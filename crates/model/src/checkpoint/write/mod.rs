@@ -248,10 +248,6 @@ mod tests {
     use crate::checkpoint::HfFolder;
     use crate::test_config::{shapes, tiny, write_folder_of};
 
-    fn fail<T>(name: &str) -> Result<T, ModelError> {
-        Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() })
-    }
-
     fn one(name: &str, value: f32) -> BTreeMap<String, TensorF32> {
         BTreeMap::from([(name.to_owned(), TensorF32 { shape: vec![1], values: vec![value] })])
     }
@@ -319,6 +315,7 @@ mod tests {
         let temp = tempdir().unwrap();
         let (dir, config) = (temp.path().join("to"), tiny(&[]).unwrap());
         let shapes = shapes(&config);
+        let fail = |name: &str| Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() });
         write_hf_folder(&dir, &config, FloatType::F32, None, None, |name| {
             write_hf_folder(&dir, &config, FloatType::F32, None, None, fail).unwrap_err();
             Ok(Fetched::Values(vec![1.0; shapes[name].iter().product()]))
