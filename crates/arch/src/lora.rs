@@ -499,8 +499,7 @@ impl ModelSpec {
     }
 }
 
-/// Adds the pairs of a group's modules, and with DoRA their magnitudes. On disk B of an experts' parameter is `[out, r * e]`, with the expert as the
-/// fastest axis of its columns.
+/// Adds the pairs of a group's modules, and with DoRA their magnitudes. On disk B of an experts' parameter is `[out, r * e]`, the expert fastest.
 fn add_adapters(lora: &LoraConfig, layer: usize, group: &GroupSpec, form: Form, tensors: &mut Vec<TensorSpec>) {
     let tensor = |name, shape, role| TensorSpec { name, shape, role, layer: Some(layer) };
     let pair = |path: &str, a_rows: usize, b: [usize; 2]| {

@@ -70,8 +70,7 @@ fn config_json(config: &LoraConfig, targets: &[String]) -> String {
     to_string_pretty(&keys).expect("a JSON object prints") + "\n"
 }
 
-/// Reads the settings. `modules` are the module paths of the adapter's matrices: they give the targets if the file has an expression that only Python
-/// reads.
+/// Reads the settings. `modules` are the module paths of the adapter's matrices: the targets if the file has an expression that only Python reads.
 fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, ArchError> {
     check_supported(json)?;
     let r = json.required("r", json.usize("r")?, "a whole number")?;

@@ -27,8 +27,7 @@ impl<B: Kernels> Tile<B> {
         Self { rows: 0..documents.tokens(), lead: 0, documents: documents.clone(), with_lead: documents.clone() }
     }
 
-    /// Cuts a pass into tiles of at most `tokens` tokens; none if it has less than twice as many, or if every layer has attention. Must be called
-    /// outside sections.
+    /// Cuts a pass into tiles of at most `tokens` tokens; none if it has less than twice as many, or every layer has attention. Not inside sections.
     pub(crate) fn all(spec: &ModelSpec, documents: &Documents<B>, tokens: usize, device: &B::Device) -> Vec<Self> {
         let reach = spec.layers.iter().filter_map(|layer| match &layer.mixer {
             Mixer::Attention(_) => None,

@@ -83,8 +83,7 @@ fn activation(json: &JsonObject) -> Result<Activation, ArchError> {
 /// Width and number of key and value heads.
 type HeadSizes = [usize; 2];
 
-/// Reads the sizes of heads without a window and with one, in the order of the ropes: by `per_layer_config`, or without it by the keys of a model whose
-/// layers of one type are alike.
+/// Reads the sizes of heads without a window and with one: by `per_layer_config`, or else by the keys of a model whose layers of one type are alike.
 fn head_sizes(
     json: &JsonObject,
     attention: &AttentionSpec,

@@ -156,8 +156,7 @@ pub(super) fn compile(
     on_helper(0, DEADLINE, compile)
 }
 
-/// Renders a template of the environment within the limits, writing at most `max_bytes`. Error: the template's or the engine's, with the line; or the
-/// limit that was exceeded.
+/// Renders a template of the environment, writing at most `max_bytes`. Error: the template's or the engine's, with the line; or the limit exceeded.
 pub(super) fn render(
     environment: &Arc<Environment<'static>>,
     name: &'static str,

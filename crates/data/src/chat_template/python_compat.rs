@@ -64,8 +64,7 @@ pub(super) fn tojson(value: &Value, arguments: Rest<Value>) -> Result<Value, Err
     Ok(Value::from(writer.text))
 }
 
-/// Returns Python's `str` of a value: a string unchanged, everything else as its `repr`. Undefined is empty, as in Jinja. Errors: the value is too
-/// deep or too large.
+/// Returns Python's `str` of a value: a string unchanged, else its `repr`. Undefined is empty, as in Jinja. Errors: it is too deep or too large.
 pub(super) fn to_str(value: &Value) -> Result<Cow<'_, str>, Error> {
     if let Some(text) = value.as_str() {
         return Ok(Cow::Borrowed(text));

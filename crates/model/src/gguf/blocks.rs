@@ -101,8 +101,7 @@ impl GgmlType {
     }
 }
 
-/// Returns the blocks of a tensor that is stored in MXFP4: each with its scale first, and codes that lie half a block apart in one byte, where ours are
-/// next to each other.
+/// Returns the blocks of a tensor stored in MXFP4: each with its scale first, and in one byte codes half a block apart, where ours are neighbors.
 pub(super) fn mxfp4(stored: &QuantizedTensor) -> Vec<u8> {
     let BlockScales::Narrow { codes: scales, .. } = &stored.scales.block else {
         unreachable!("scales of MXFP4 are E8M0")

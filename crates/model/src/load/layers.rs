@@ -135,8 +135,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
         }))
     }
 
-    /// Takes the table of the layers' own inputs. That of a folder is read once, to be checked and hashed, and for the mean of its rows if tokens were
-    /// added.
+    /// Takes the table of the layers' own inputs. A folder's is read once: to check and hash it, and for the mean of its rows if tokens were added.
     fn host_table(&mut self, tensor: &TensorSpec) -> Result<HostTable, ModelError> {
         let source = self.table.take().expect("a model whose layers have inputs comes with their table");
         let [rows, width] = [0, 1].map(|axis: usize| tensor.shape[axis]);

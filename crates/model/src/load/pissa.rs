@@ -88,8 +88,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
     }
 }
 
-/// Computes the pair whose product, times `scale`, is the principal part of a weight `[out, in]` f32. A seed and a name give the same pair on one
-/// device.
+/// Computes the pair whose product, times `scale`, is the principal part of a weight `[out, in]` f32: the same for a seed and a name on one device.
 fn principal<B: Kernels>(
     weight_oi: &Tensor<B, 2>,
     rank: usize,

@@ -73,8 +73,7 @@ pub(crate) fn parts(bytes: &[u8]) -> Vec<&[u8]> {
     parts
 }
 
-/// An empty folder, in memory where the system supports that, removed at the end of its use; a process that is killed
-/// leaves it.
+/// An empty folder, in memory where the system supports that, removed at the end of its use; a killed process leaves it.
 pub(crate) struct Folder(TempDir);
 
 impl Folder {

@@ -68,8 +68,7 @@ impl Scanner {
         }
     }
 
-    /// Skips the next value, of which `depth` brackets are already open, and stores its text if requested. Only its
-    /// extent is checked.
+    /// Skips the next value, of which `depth` brackets are already open, and stores its text if requested. Only its extent is checked.
     pub(super) fn value(&mut self, depth: usize, mut text: Option<&mut Vec<u8>>) -> SourceResult<()> {
         self.peek()?;
         let place = self.place();

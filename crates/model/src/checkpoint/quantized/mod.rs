@@ -92,8 +92,7 @@ impl QuantizedWeight {
         }
     }
 
-    /// Reads its codes into `codes`, which has room for them, and returns its scales; `None` if they are not bit for bit those of
-    /// [`QuantizedWeight::format`].
+    /// Reads its codes into `codes`, which has room for them, and returns its scales; `None` if they differ from those of [`QuantizedWeight::format`].
     pub(super) fn read_codes(&self, codes: &mut [u8]) -> Result<Option<BlockScales>, ModelError> {
         let scales = match &self.scheme {
             Scheme::Bnb(parts) => Some(parts.scales()?),
