@@ -223,7 +223,7 @@ impl<B: Kernels> Layer<B> {
         AfterMixer { input: of_input, parts, mixed, output, h_nd: into_single(h_nd) }
     }
 
-    /// Computes the second half: from the sum after the mixer, and the layer's own input if it reads one, to the output. A mixture adds its choices to `sums`.
+    /// Computes the second half: from the sum after the mixer, and the layer's own input if any, to the output. A mixture adds its choices to `sums`.
     pub(crate) fn forward_mlp(
         &self,
         h_nd: Tensor<B, 2>,

@@ -309,7 +309,7 @@ pub(crate) struct GroupBackward<B: Kernels> {
 }
 
 impl<B: Kernels> LinearGroup<B> {
-    /// Derives the mask of this group in a pass from the pass and the path of its first module. Rows sorted by expert have their tokens' places in the step.
+    /// Derives the group's mask in a pass from the pass and the path of its first module. Rows sorted by expert have their tokens' places in the step.
     fn mask(&self, adapters: AdapterPass, rows: Option<&ExpertRows<B>>) -> Option<Mask<B>> {
         let DropoutMasks { seed, first_row, row_len } = adapters.dropout?;
         let key = xxh3_64_with_seed(self.modules.first()?.path.as_bytes(), seed);

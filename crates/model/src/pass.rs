@@ -44,6 +44,7 @@ impl Default for PassOptions {
 
 /// The tensors that the forward saved of one layer.
 pub(crate) enum SavedLayer<B: Kernels> {
+    /// Its input.
     Input { x_nd: Offloaded<B>, low_rank: LowRank<B> },
     /// Its input, and the states before its tiles.
     Tiles { x_nd: Offloaded<B>, starts: Vec<Passing<B>> },
