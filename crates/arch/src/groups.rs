@@ -46,22 +46,6 @@ pub struct SharedGroups {
     pub gate: Option<GroupSpec>,
 }
 
-impl LayerGroups {
-    fn into_groups(self) -> Vec<GroupSpec> {
-        let mut groups = vec![self.mixer.input, self.mixer.output];
-        match self.mlp {
-            MlpGroups::Gated(mlp) => groups.extend(*mlp),
-            MlpGroups::Experts { router, experts, shared } => {
-                groups.push(*router);
-                groups.extend(*experts);
-                groups.extend(shared.into_iter().flat_map(|shared| shared.mlp.into_iter().chain(shared.gate)));
-            }
-        }
-        groups.extend(self.per_layer.into_iter().flat_map(|groups| *groups));
-        groups
-    }
-}
-
 /// Turns a group over the matrices of one expert into a group of stacks, of which a token reads `rows`, and whose pieces are these modules of each expert in turn, at this path.
 fn stacked(
     group: GroupSpec,
@@ -81,7 +65,6 @@ fn stacked(
     GroupSpec { experts: Some(count), rows, modules, ..group }
 }
 
-/// Builds the groups of a shared expert.
 fn shared_groups(at: LayerPath, hidden: usize, shared: SharedExpertSpec, names: ExpertNames) -> SharedGroups {
     let (path, width) = (names.path(names.shared()), shared.intermediate_size);
     let [gate, up, down] = names.projections().map(|name| format!("{path}.{name}"));
@@ -101,7 +84,18 @@ impl ModelSpec {
     /// Returns the groups of layer `layer` in the order of the forward pass: four; for a mixture of experts the two of the mixer, the router, the two
     /// of the experts, and those of a shared expert; then those that read the layer's own input.
     pub fn groups(&self, layer: usize) -> Vec<GroupSpec> {
-        self.layer_groups(layer).into_groups()
+        let LayerGroups { mixer, mlp, per_layer } = self.layer_groups(layer);
+        let mut groups = vec![mixer.input, mixer.output];
+        match mlp {
+            MlpGroups::Gated(mlp) => groups.extend(*mlp),
+            MlpGroups::Experts { router, experts, shared } => {
+                groups.push(*router);
+                groups.extend(*experts);
+                groups.extend(shared.into_iter().flat_map(|shared| shared.mlp.into_iter().chain(shared.gate)));
+            }
+        }
+        groups.extend(per_layer.into_iter().flat_map(|groups| *groups));
+        groups
     }
 
     /// Returns the groups of all layers, in the order of the forward pass.

@@ -400,9 +400,10 @@ impl LoraConfig {
             let pair = self.adapts(path).then(|| (self.rank_of(path), self.scaling_of(path).to_bits()));
             (pair, self.saves(path))
         };
+        let is_one_tensor = |mlp: &MlpSpec| matches!(mlp, MlpSpec::Experts { names, .. } if names.are_in_one_tensor());
         for (module, _) in spec.stacks().filter(|(module, _)| module.parameter.is_none()) {
             let first = settings(module.lora_path());
-            if first.0.is_some() && spec.has_experts_in_one_tensor() {
+            if first.0.is_some() && spec.layers.iter().any(|layer| is_one_tensor(&layer.mlp)) {
                 let has = parameter_names(spec);
                 return Err(ArchError::OnlyAsParameters { module: module.lora_path().to_owned(), has });
             }
@@ -436,12 +437,6 @@ impl LoraConfig {
 }
 
 impl ModelSpec {
-    /// Whether checkpoints hold all experts of a projection in one tensor.
-    fn has_experts_in_one_tensor(&self) -> bool {
-        let are = |mlp: &MlpSpec| matches!(mlp, MlpSpec::Experts { names, .. } if names.are_in_one_tensor());
-        self.layers.iter().any(|layer| are(&layer.mlp))
-    }
-
     /// The names of the linear modules of the layers without their paths, each once, in the order of the forward pass: `q_proj`,
     /// `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`; or `qkv_proj`, `o_proj`, `gate_up_proj`, `down_proj`. Experts
     /// are left out, and the MLPs of other layers next to them are named `mlp.gate_proj` and so on, which no expert's path ends in, as are shared
@@ -504,8 +499,7 @@ impl ModelSpec {
     }
 }
 
-/// Adds the pairs of a group's modules, and with DoRA their magnitudes. On disk B of an experts' parameter is `[out, r * e]`, with the expert as the
-/// fastest axis of its columns.
+/// Adds the pairs of a group's modules, and with DoRA their magnitudes. On disk B of an experts' parameter is `[out, r * e]`, the expert fastest.
 fn add_adapters(lora: &LoraConfig, layer: usize, group: &GroupSpec, form: Form, tensors: &mut Vec<TensorSpec>) {
     let tensor = |name, shape, role| TensorSpec { name, shape, role, layer: Some(layer) };
     let pair = |path: &str, a_rows: usize, b: [usize; 2]| {

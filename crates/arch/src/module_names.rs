@@ -46,11 +46,6 @@ impl PathPattern {
         Self::anchored(text, format!("^(?:{text})$"))
     }
 
-    /// Compiles the key of a pattern table, which matches the path or its end after a dot.
-    fn of_end(text: &str) -> Result<Self, ArchError> {
-        Self::anchored(text, format!(r"^(?:.*\.)?(?:{text})$"))
-    }
-
     fn anchored(text: &str, whole: String) -> Result<Self, ArchError> {
         let bad = |source| ArchError::BadPattern { pattern: text.to_owned(), source: Box::new(source) };
         Ok(Self { text: text.to_owned(), whole: Regex::new(&whole).map_err(bad)? })
@@ -173,7 +168,8 @@ impl<T: Copy + PartialEq> ByPattern<T> {
     /// # Errors
     /// [`ArchError::BadPattern`].
     pub fn new(entries: impl IntoIterator<Item = (String, T)>) -> Result<Self, ArchError> {
-        let compiled = |(key, value): (String, T)| Ok((PathPattern::of_end(&key)?, value));
+        let pattern = |key: &str| PathPattern::anchored(key, format!(r"^(?:.*\.)?(?:{key})$"));
+        let compiled = |(key, value): (String, T)| Ok((pattern(&key)?, value));
         Ok(Self(entries.into_iter().map(compiled).collect::<Result<_, _>>()?))
     }
 

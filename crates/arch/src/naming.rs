@@ -56,7 +56,6 @@ impl Naming {
         }
     }
 
-    /// Returns the name of the final norm's weight.
     pub(crate) fn final_norm(self) -> &'static str {
         match self {
             Self::Llama | Self::OlmoHybrid => FINAL_NORM,
@@ -83,7 +82,6 @@ impl LayerPath {
         own.unwrap_or_else(|| format!("model.layers.{}.{path}", self.layer))
     }
 
-    /// Describes a vector of the layer.
     pub(crate) fn vector(self, path: &str, width: usize, role: Role) -> TensorSpec {
         TensorSpec { name: self.name(path), shape: vec![width], role, layer: Some(self.layer) }
     }

@@ -103,7 +103,6 @@ impl ModelSpec {
         self.layers[layer].mixer.vectors(self.path(layer))
     }
 
-    /// Returns where the tensors and modules of a layer are.
     pub(crate) fn path(&self, layer: usize) -> LayerPath {
         let has_attention = self.layers[layer].mixer.attention().is_some();
         let naming = match self.naming {
@@ -153,7 +152,6 @@ impl ModelSpec {
     }
 }
 
-/// Describes a tensor that belongs to no layer.
 fn outside(name: &str, shape: Vec<usize>, role: Role) -> TensorSpec {
     TensorSpec { name: name.to_owned(), shape, role, layer: None }
 }
@@ -168,7 +166,6 @@ pub(crate) enum Form {
 }
 
 impl ModuleSpec {
-    /// Returns the tensors that a module's weight is in this form.
     pub(crate) fn pieces_in(&self, form: Form) -> Vec<PieceSpec> {
         match form {
             Form::Stored => self.pieces.clone(),

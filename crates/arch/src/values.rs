@@ -174,7 +174,6 @@ impl Value {
         Self { alive: Moment::OF_MIXER, passing, ..before }
     }
 
-    /// Describes a mixer's result.
     pub(crate) const fn mixed(width: usize) -> Self {
         let passing = &[Moment::MixerBackward];
         let mixed = Self::new(ValueKind::Mixed, width, Recompute::Projections);

@@ -19,7 +19,6 @@ fn parse(config: &Value) -> Result<ModelConfig, ArchError> {
     ModelConfig::parse(&config.to_string(), Path::new("m/config.json"))
 }
 
-/// Reads a tiny model of a family with some keys changed.
 fn tiny(model_type: &str, changes: Map<String, Value>) -> Result<ModelConfig, ArchError> {
     let family = FAMILIES.iter().find(|family| family.model_type == model_type).unwrap();
     let mut config = json!({

@@ -17,7 +17,6 @@ use serde_json::{Map, Value, from_slice, from_str};
 
 use reading::reading;
 
-/// Names and shapes of tensors.
 type Shapes = BTreeMap<String, Vec<usize>>;
 
 fn fixture(name: &str) -> PathBuf {

@@ -29,8 +29,7 @@ pub(crate) struct Located {
     pub(crate) ignored: Vec<usize>,
 }
 
-/// Renders a conversation and locates the text of the selected messages. Errors: the template refuses the messages, or the text of a message cannot
-/// be located.
+/// Renders a conversation and locates the selected messages. Errors: the template refuses the messages, or a message's text cannot be located.
 pub(crate) fn locate(template: &ChatTemplate, chat: &Chat, selection: &Selection) -> Result<Located, DataError> {
     let rendered_chat = RenderedChat::new(template, chat);
     let (text, blocks) = rendered_chat.render(&rendered_chat.plain, false)?;

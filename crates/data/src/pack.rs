@@ -232,7 +232,6 @@ impl PackedDataset {
     }
 }
 
-/// Returns the length of a row that contains `tokens`.
 fn row_len(tokens: usize, options: &PackOptions) -> usize {
     match options.pad_to_multiple_of {
         Some(multiple) => tokens.next_multiple_of(multiple),

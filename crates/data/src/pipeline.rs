@@ -69,7 +69,7 @@ impl Pipeline {
             let _guard = SetOnDrop(&is_over);
             let mut blocks = Blocks { records: records.into_iter(), weigh, is_over: false };
             loop {
-                while workers.has_room()
+                while workers.owed.len() < BLOCKS_PER_WORKER * workers.lanes.len()
                     && let Some(block) = blocks.next()
                 {
                     workers.send(block);
@@ -164,10 +164,6 @@ where
             Lane { blocks, results, thread: Some(scope.spawn(work)) }
         };
         Self { lanes: (0..count).map(lane).collect(), owed: VecDeque::new(), next: 0 }
-    }
-
-    fn has_room(&self) -> bool {
-        self.owed.len() < BLOCKS_PER_WORKER * self.lanes.len()
     }
 
     fn send(&mut self, block: Vec<Result<R, S>>) {

@@ -60,7 +60,6 @@ fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus")
 }
 
-/// Returns the files of a target's corpus, by name.
 fn inputs(target: &str) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(corpus().join(target)).unwrap();
     let read = |path: PathBuf| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(path).unwrap());

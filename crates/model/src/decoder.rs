@@ -53,7 +53,6 @@ pub struct MicroBatch<B: Kernels> {
     pub ids_n: Tensor<B, 1, Int>,
     /// For each token the index of its row among the embedding's trained rows, -1 if it has none, `[n]`; `None` if no rows train.
     pub slots_n: Option<Tensor<B, 1, Int>>,
-    /// What the layers' own inputs need of the tokens.
     pub(crate) layer_inputs: Option<TokenInputs<B>>,
     /// Document boundaries and rotary angles.
     pub context: Context<B>,
@@ -103,10 +102,8 @@ pub struct Decoder<B: Kernels> {
     pub(crate) embed_tokens: Base<B>,
     /// Rows of the embedding that train alone; also the head's if it is tied.
     pub(crate) embed_rows: Option<TokenRows<B>>,
-    /// The layers' own inputs.
     pub(crate) layer_inputs: Option<LayerInputs<B>>,
     pub(crate) layers: Vec<Layer<B>>,
-    /// Where the choices of experts are noted, if they are.
     pub(crate) choices: Option<ExpertChoices<B>>,
     pub(crate) norm: Norm<B>,
     /// Absent where the head is tied to the embedding.
@@ -291,8 +288,8 @@ impl<B: Kernels> Decoder<B> {
         operation: impl FnOnce(Tensor<B, 2>, &Weight<B>, &LossTargets<B>, CrossEntropyOptions<B>) -> CrossEntropy<B>,
     ) -> Loss<B> {
         let rows = if self.lm_head.is_some() { self.head_rows.as_ref() } else { self.embed_rows.as_ref() };
-        let head = self.head_parameter().or(rows.map(|rows| &rows.parameter));
-        let head = head.filter(|_| options.gradient_scale.is_some());
+        let head = self.lm_head.as_ref().unwrap_or(&self.embed_tokens).trained();
+        let head = head.or(rows.map(|rows| &rows.parameter)).filter(|_| options.gradient_scale.is_some());
         let (weight_gradient, lent) = weight_gradient(head, sink);
         let options = CrossEntropyOptions {
             gradient_scale: options.gradient_scale,
@@ -338,8 +335,8 @@ impl<B: Kernels> Decoder<B> {
             };
             add_matrix(table, gradient, lent, sink);
         } else if let Some((rows, slots_n)) = self.embed_rows.as_ref().zip(slots_n) {
-            let gradient = rows.embedding_gradient(slots_n, dx_nd, self.embedding_scale());
-            add_matrix(&rows.parameter, gradient, false, sink);
+            let (parameter, scale) = (&rows.parameter, self.embedding_scale());
+            add_matrix(parameter, B::embed_backward(slots_n, dx_nd, scale, parameter.shape[0], true), false, sink);
         }
     }
 
@@ -468,16 +465,11 @@ impl<B: Kernels> Decoder<B> {
         self.lm_head.as_ref().unwrap_or(&self.embed_tokens).weight()
     }
 
-    fn head_parameter(&self) -> Option<&Parameter<B>> {
-        self.lm_head.as_ref().unwrap_or(&self.embed_tokens).trained()
-    }
-
     pub(crate) fn indices(&self, ids: &[u32]) -> Tensor<B, 1, Int> {
         let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
         Tensor::from_ints(ids.as_slice(), &self.device)
     }
 
-    /// Gathers the rows of the rotary tables at the given positions.
     pub(crate) fn rotary_at(&self, positions: &[u32]) -> Vec<RotaryTables<B>> {
         let highest = positions.iter().copied().max().unwrap_or(0) as usize;
         let rows = self.max_positions;

@@ -39,7 +39,6 @@ impl Division {
 
 /// A layer as a pass reads it.
 pub(crate) enum LayerRef<'a, B: Kernels> {
-    /// All of it is here.
     Resident(&'a Layer<B>),
     /// With weights that other ranks have.
     Gathered(Box<Layer<B>>),
@@ -83,7 +82,14 @@ impl<'a, B: Kernels> Store for Blocks<'a, B> {
             None => LayerRef::Resident(layer),
             Some(exchange) => {
                 let division = self.division.expect("only weights that are divided are on their way");
-                LayerRef::Gathered(Box::new(with_bases(layer, division, exchange.finish())))
+                let (mut layer, mut arrived) = (layer.clone(), exchange.finish().into_iter());
+                // In the order of `loans`.
+                for linear in layer.linears_mut().filter(|linear| division.owner_of(linear).is_some()) {
+                    let count = layouts(&linear.base, linear.shape).len();
+                    let parts: Vec<_> = arrived.by_ref().take(count).collect();
+                    linear.base = with_parts(&linear.base, linear.shape, parts);
+                }
+                LayerRef::Gathered(Box::new(layer))
             }
         }
     }
@@ -108,17 +114,6 @@ fn loans<B: Kernels>(layer: &Layer<B>, division: &Division) -> Vec<Loan<B>> {
     loans
 }
 
-/// Builds the layer with the base weights that arrived, in the order of [`loans`].
-fn with_bases<B: Kernels>(layer: &Layer<B>, division: &Division, arrived: Vec<Payload<B>>) -> Layer<B> {
-    let (mut layer, mut arrived) = (layer.clone(), arrived.into_iter());
-    for linear in layer.linears_mut().filter(|linear| division.owner_of(linear).is_some()) {
-        let count = layouts(&linear.base, linear.shape).len();
-        let parts: Vec<_> = arrived.by_ref().take(count).collect();
-        linear.base = with_parts(&linear.base, linear.shape, parts);
-    }
-    layer
-}
-
 /// Returns the tensors of a base, as they are sent.
 fn parts<B: Kernels>(base: &Base<B>) -> Vec<Payload<B>> {
     match base {
@@ -141,7 +136,6 @@ fn layouts<B: Kernels>(base: &Base<B>, shape: [usize; 2]) -> Vec<PayloadLayout> 
     }
 }
 
-/// Builds the base from these parts.
 fn with_parts<B: Kernels>(base: &Base<B>, shape: [usize; 2], parts: Vec<Payload<B>>) -> Base<B> {
     let values = |parts: Vec<Payload<B>>| parts.into_iter().next().expect("a base has a value").into_values();
     match base {

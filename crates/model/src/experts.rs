@@ -82,7 +82,6 @@ impl<B: Kernels> RouterNorm<B> {
 /// The layer's norms before and after its MLP.
 pub(crate) type MlpNorms<'a, B> = (&'a Norm<B>, Option<&'a Norm<B>>);
 
-/// The forward's results that the backward needs.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedExperts<B: Kernels> {
     /// The input before its norms.
@@ -158,7 +157,6 @@ impl<B: Kernels> Experts<B> {
         (output_nd, saved)
     }
 
-    /// Chooses the experts of each token.
     fn route(
         &self,
         input: Prologue<B>,

@@ -64,13 +64,11 @@ pub struct Completion {
     pub experts: Vec<u32>,
 }
 
-/// A token that was chosen for a sequence.
 #[derive(Clone, Copy)]
 struct Chosen<'a> {
     token: u32,
     /// 0 where it was not drawn by its probability.
     log_prob: f32,
-    /// Whether it ends the text.
     is_end: bool,
     /// As in [`Completion::experts`].
     experts: &'a [u32],
@@ -79,10 +77,8 @@ struct Chosen<'a> {
 /// Receives the tokens of all sequences, each with the index of its prompt, in the order in which they are chosen.
 type OnToken<'a> = dyn FnMut(usize, Chosen<'_>) -> ControlFlow<()> + 'a;
 
-/// A sequence that is being written.
 struct Running {
     prompt: usize,
-    /// Pages of its tokens.
     pages: Vec<u32>,
     past: usize,
     /// Tokens of the next pass.
@@ -106,7 +102,6 @@ struct Batch<'a, B: Kernels> {
     experts: Vec<u32>,
 }
 
-/// Sequences that were started.
 #[derive(Clone, Copy)]
 struct Started {
     count: usize,
@@ -320,10 +315,14 @@ impl<B: Kernels> Decoder<B> {
             written.push(token);
             on_token(token)
         };
-        let result = B::unchanged(&self.device, || {
+        let result: Result<(), ModelError> = B::unchanged(&self.device, || {
             let first = batch.pass(Started::NONE, &mut on_token);
             conversation.keep(prompt.len(), &batch.caches);
-            first.and_then(|flow| if flow.is_break() { Ok(()) } else { batch.finish(&mut on_token) })
+            let mut flow = first?;
+            while flow.is_continue() && !batch.running.is_empty() {
+                flow = batch.pass(Started::NONE, &mut on_token)?;
+            }
+            Ok(())
         });
         conversation.caches = batch.caches;
         // The last chosen token was not read.
@@ -401,16 +400,6 @@ impl<'a, B: Kernels> Batch<'a, B> {
             self.caches.hold(pages);
         }
         self.shared = shared;
-    }
-
-    /// Passes until all sequences have ended.
-    fn finish(&mut self, on_token: &mut OnToken<'_>) -> Result<(), ModelError> {
-        while !self.running.is_empty() {
-            if self.pass(Started::NONE, on_token)?.is_break() {
-                break;
-            }
-        }
-        Ok(())
     }
 
     /// Runs one pass over the prompts of the last `fresh` sequences, or over the new tokens of all. Chooses a token for each of them.

@@ -12,10 +12,8 @@ use firebrick_precision::FloatType;
 use crate::checkpoint::{Fetched, Shard, stored_as};
 use crate::error::ModelError;
 
-/// Where rows come from.
 #[derive(Debug)]
 pub(crate) enum TableSource {
-    /// A checkpoint.
     File(Arc<Shard>),
     /// Random numbers, which repeat.
     Repeated(Vec<f32>),
@@ -68,9 +66,6 @@ impl HostTable {
     }
 
     /// Reads the whole table with this many rows, for a file of this format: as it is stored, if it is so there.
-    ///
-    /// # Errors
-    /// Those of [`HostTable::row`].
     pub(crate) fn fetched(&self, rows: usize, dtype: FloatType) -> Result<Fetched, ModelError> {
         match &self.source {
             TableSource::File(shard)

@@ -115,14 +115,12 @@ pub(crate) enum MlpHalf<B: Kernels> {
     Input { h_nd: Tensor<B, 2>, low_rank: LowRank<B> },
 }
 
-/// The forward's results that the backward of an MLP needs.
 #[derive(Clone, Debug)]
 pub(crate) enum SavedMlp<B: Kernels> {
     Gated { gate_up: Box<ProjectSaved<B>>, down: Box<ProjectSaved<B>> },
     Experts(Box<SavedExperts<B>>),
 }
 
-/// The forward's results that the backward of an MLP's half needs.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedMlpHalf<B: Kernels> {
     mlp: SavedMlp<B>,
@@ -131,26 +129,16 @@ pub(crate) struct SavedMlpHalf<B: Kernels> {
 
 /// The results of the mixer's half.
 pub(crate) struct AfterMixer<B: Kernels> {
-    input: Option<Box<ProjectSaved<B>>>,
-    parts: Vec<Tensor<B, 2>>,
+    pub(crate) input: Option<Box<ProjectSaved<B>>>,
+    pub(crate) parts: Vec<Tensor<B, 2>>,
     /// `None` over a cache.
-    mixed: Option<Mixed<B>>,
-    output: Option<Box<ProjectSaved<B>>>,
+    pub(crate) mixed: Option<Mixed<B>>,
+    pub(crate) output: Option<Box<ProjectSaved<B>>>,
     /// The residual stream.
     pub(crate) h_nd: Tensor<B, 2>,
 }
 
 impl<B: Kernels> AfterMixer<B> {
-    pub(crate) fn new(
-        input: Option<Box<ProjectSaved<B>>>,
-        parts: Vec<Tensor<B, 2>>,
-        mixed: Option<Mixed<B>>,
-        output: Option<Box<ProjectSaved<B>>>,
-        h_nd: Vec<Tensor<B, 2>>,
-    ) -> Self {
-        Self { input, parts, mixed, output, h_nd: into_single(h_nd) }
-    }
-
     /// Returns what the mixer's half saved.
     ///
     /// # Panics
@@ -232,35 +220,10 @@ impl<B: Kernels> Layer<B> {
         let epilogue = added_to(x_nd, self.after_mixer.as_ref());
         let prologue = self.mixer.prologue(&parts, x);
         let (h_nd, output) = B::project(prologue, &self.mixer.output.frozen(adapters), epilogue, of_output);
-        AfterMixer::new(of_input, parts, mixed, output, h_nd)
+        AfterMixer { input: of_input, parts, mixed, output, h_nd: into_single(h_nd) }
     }
 
-    /// Computes what the backward of the mixer's half needs, from its input and its saved results. The output projection runs only if its output is
-    /// normalized: otherwise no caller reads the output again.
-    fn recompute_mixer(
-        &self,
-        x_nd: Tensor<B, 2>,
-        mixed: Mixed<B>,
-        low_rank: LowRank<B>,
-        context: &Context<B>,
-        adapters: AdapterPass,
-    ) -> SavedMixer<B> {
-        let prologue = input(x_nd.clone(), self.before_mixer.as_ref());
-        let epilogue = self.mixer.epilogue(&context.rotary);
-        let (parts, of_input) = B::project(prologue, &self.mixer.input.frozen(adapters), epilogue, Keep::Inputs);
-        let output = match &self.after_mixer {
-            None => ProjectSaved::of_inputs(Prologue::None { x: mixed.values_nm.clone() }, low_rank),
-            norm @ Some(_) => {
-                let epilogue = added_to(x_nd, norm.as_ref());
-                let prologue = self.mixer.prologue(&parts, mixed.values_nm.clone());
-                B::project(prologue, &self.mixer.output.frozen(adapters), epilogue, Keep::Inputs).1.expect(KEPT)
-            }
-        };
-        SavedMixer { input: of_input.expect(KEPT), parts, mixed, output }
-    }
-
-    /// Computes the second half of the layer: from the sum after the mixer, and the layer's own input if it reads one, to its output. A mixture adds its
-    /// choices to `sums`.
+    /// Computes the second half: from the sum after the mixer, and the layer's own input if any, to the output. A mixture adds its choices to `sums`.
     pub(crate) fn forward_mlp(
         &self,
         h_nd: Tensor<B, 2>,
@@ -282,7 +245,18 @@ impl<B: Kernels> Layer<B> {
         adapters: AdapterPass,
         sums: Option<&mut RouterSums<B>>,
     ) -> (Tensor<B, 2>, Option<SavedMlpHalf<B>>) {
-        let (y_nd, mlp) = self.forward_mlp_alone(h_nd, keep, adapters, sums);
+        let (y_nd, mlp) = match &self.mlp {
+            Mlp::Gated { gate_up, down } => {
+                let (gated, gate_up) = self.forward_gate(gate_up, h_nd.clone(), keep, adapters);
+                let epilogue = added_to(h_nd, self.after_mlp.as_ref());
+                let (y_nd, down) = B::project(gated, &down.frozen(adapters), epilogue, keep);
+                (into_single(y_nd), gate_up.zip(down).map(|(gate_up, down)| SavedMlp::Gated { gate_up, down }))
+            }
+            Mlp::Experts(experts) => {
+                let (y_nd, saved) = experts.forward(h_nd, self.experts_norms(), keep, adapters, sums);
+                (y_nd, saved.map(|saved| SavedMlp::Experts(Box::new(saved))))
+            }
+        };
         let (y_nd, per_layer) = self.forward_per_layer(y_nd, input_np, keep, adapters);
         (y_nd, mlp.map(|mlp| SavedMlpHalf { mlp, per_layer }))
     }
@@ -296,27 +270,6 @@ impl<B: Kernels> Layer<B> {
     ) -> (Tensor<B, 2>, Option<SavedPerLayer<B>>) {
         let Some(per_layer) = &self.per_layer else { return (y_nd, None) };
         per_layer.forward(y_nd, input_np.expect("a pass has the input of each layer"), keep, adapters)
-    }
-
-    fn forward_mlp_alone(
-        &self,
-        h_nd: Tensor<B, 2>,
-        keep: Keep,
-        adapters: AdapterPass,
-        sums: Option<&mut RouterSums<B>>,
-    ) -> (Tensor<B, 2>, Option<SavedMlp<B>>) {
-        match &self.mlp {
-            Mlp::Gated { gate_up, down } => {
-                let (gated, gate_up) = self.forward_gate(gate_up, h_nd.clone(), keep, adapters);
-                let epilogue = added_to(h_nd, self.after_mlp.as_ref());
-                let (y_nd, down) = B::project(gated, &down.frozen(adapters), epilogue, keep);
-                (into_single(y_nd), gate_up.zip(down).map(|(gate_up, down)| SavedMlp::Gated { gate_up, down }))
-            }
-            Mlp::Experts(experts) => {
-                let (y_nd, saved) = experts.forward(h_nd, self.experts_norms(), keep, adapters, sums);
-                (y_nd, saved.map(|saved| SavedMlp::Experts(Box::new(saved))))
-            }
-        }
     }
 
     /// Computes [`Self::forward_mlp`] when only its input is saved, and returns the low-rank result of the down projection's adapter.
@@ -351,25 +304,6 @@ impl<B: Kernels> Layer<B> {
     /// Returns whether the backward reads the MLP's output, before or after its norm.
     fn reads_output_of_mlp(&self) -> bool {
         self.after_mlp.is_some() || self.per_layer.is_some()
-    }
-
-    /// Computes what the backward of the MLP's half needs, from its inputs and the saved low-rank result. The output of a gated MLP is computed only if
-    /// the backward reads it.
-    fn recompute_mlp(
-        &self,
-        h_nd: Tensor<B, 2>,
-        input_np: Option<Tensor<B, 2>>,
-        low_rank: LowRank<B>,
-        adapters: AdapterPass,
-    ) -> SavedMlpHalf<B> {
-        match &self.mlp {
-            Mlp::Gated { gate_up, .. } if !self.reads_output_of_mlp() => {
-                let (gated, gate_up) = self.forward_gate(gate_up, h_nd, Keep::Inputs, adapters);
-                let (gate_up, down) = (gate_up.expect(KEPT), ProjectSaved::of_inputs(gated, low_rank));
-                SavedMlpHalf { mlp: SavedMlp::Gated { gate_up, down }, per_layer: None }
-            }
-            _ => self.forward_unscaled(h_nd, input_np, Keep::Inputs, adapters, None).1.expect(KEPT),
-        }
     }
 
     /// Computes the input of the down projection, and what gate and up save.
@@ -423,7 +357,15 @@ impl<B: Kernels> Layer<B> {
                     let inputs = (&h_nd, input_np.as_ref());
                     return self.backward_tiles_of_mlp(tiles, inputs, context, &dy_nd, adapters, sink);
                 }
-                self.recompute_mlp(h_nd, input_np, low_rank, adapters)
+                // The output of a gated MLP is computed only if the backward reads it.
+                match &self.mlp {
+                    Mlp::Gated { gate_up, .. } if !self.reads_output_of_mlp() => {
+                        let (gated, gate_up) = self.forward_gate(gate_up, h_nd, Keep::Inputs, adapters);
+                        let (gate_up, down) = (gate_up.expect(KEPT), ProjectSaved::of_inputs(gated, low_rank));
+                        SavedMlpHalf { mlp: SavedMlp::Gated { gate_up, down }, per_layer: None }
+                    }
+                    _ => self.forward_unscaled(h_nd, input_np, Keep::Inputs, adapters, None).1.expect(KEPT),
+                }
             }
         };
         let dy_nd = self.scaled(dy_nd);
@@ -471,7 +413,20 @@ impl<B: Kernels> Layer<B> {
         let saved = match half {
             MixerHalf::Activations(saved) => *saved,
             MixerHalf::Inputs { x_nd, mixed, low_rank } => {
-                self.recompute_mixer(x_nd, mixed, low_rank, context, adapters)
+                let prologue = input(x_nd.clone(), self.before_mixer.as_ref());
+                let epilogue = self.mixer.epilogue(&context.rotary);
+                let (parts, of_input) =
+                    B::project(prologue, &self.mixer.input.frozen(adapters), epilogue, Keep::Inputs);
+                // The output projection runs again only if its output is normalized: otherwise no caller reads that.
+                let output = match &self.after_mixer {
+                    None => ProjectSaved::of_inputs(Prologue::None { x: mixed.values_nm.clone() }, low_rank),
+                    norm @ Some(_) => {
+                        let epilogue = added_to(x_nd, norm.as_ref());
+                        let prologue = self.mixer.prologue(&parts, mixed.values_nm.clone());
+                        B::project(prologue, &self.mixer.output.frozen(adapters), epilogue, Keep::Inputs).1.expect(KEPT)
+                    }
+                };
+                SavedMixer { input: of_input.expect(KEPT), parts, mixed, output }
             }
         };
         let tile = Tile::whole(&context.documents);
@@ -505,7 +460,6 @@ impl<B: Kernels> Layer<B> {
         grads.input.plain()
     }
 
-    /// Returns the norms before and after a mixture of experts.
     fn experts_norms(&self) -> MlpNorms<'_, B> {
         let before = self.before_mlp.as_ref().expect("every family with experts normalizes the input of its MLP");
         (before, self.after_mlp.as_ref())

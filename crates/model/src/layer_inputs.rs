@@ -27,7 +27,6 @@ use crate::host_table::HostTable;
 use crate::linear::{AdapterPass, LinearGroup};
 use crate::norm::Norm;
 
-/// What computes the layers' own inputs.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerInputs<B: Kernels> {
     pub(crate) table: Arc<HostTable>,
@@ -51,7 +50,6 @@ pub(crate) struct TokenInputs<B: Kernels> {
     by_token: Option<Tensor<B, 1, Int>>,
 }
 
-/// The forward's results that the backward needs.
 pub(crate) struct SavedInputs<B: Kernels> {
     projection: Box<ProjectSaved<B>>,
     /// The projection's output, `[n * layers, p]`.
@@ -65,9 +63,6 @@ impl<B: Kernels> LayerInputs<B> {
     }
 
     /// Gathers the rows of tokens and uploads them. `goes_back` says whether a backward may need the order of the tokens.
-    ///
-    /// # Errors
-    /// A failed read of the table.
     pub(crate) fn upload(
         &self,
         ids: &[u32],
@@ -134,7 +129,6 @@ impl<B: Kernels> LayerInputs<B> {
     }
 }
 
-/// Rounds a factor of embeddings to a format.
 pub(crate) fn rounded(factor: f32, dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => bf16::from_f32(factor).to_f32(),

@@ -183,9 +183,20 @@ impl<B: Kernels> Linear<B> {
         let known = lora.magnitude.as_ref()?.norms.as_ref().map(|norms| norms.row_squares.clone());
         let weight = self.base.weight();
         let row_squares = known.unwrap_or_else(|| B::row_squares(&weight, compute_dtype));
-        let norm = match &self.stack {
+        let norm = match self.stack.as_deref() {
             None => B::adapted_norms(&weight, &row_squares, &lora.pair(), compute_dtype),
-            Some(stack) => stacked_norms(&weight, &row_squares, &lora.pair(), stack.experts, compute_dtype),
+            // Those of all experts, one after the other.
+            Some(Stack { experts, .. }) => {
+                let ([all], pair) = (row_squares.dims(), lora.pair());
+                let squares = slices(row_squares.clone(), &evenly(all, *experts));
+                let [of_a, of_b] = [&pair.a, &pair.b].map(|x| slices(x.clone(), &evenly(x.dims()[0], *experts)));
+                let pairs = of_a.into_iter().zip(of_b).map(|(a, b)| Adapter { a, b, ..pair.clone() });
+                let each = weight.matrices(*experts).into_iter().zip(squares).zip(pairs);
+                let norms = each.map(|((weight, squares), pair)| {
+                    B::adapted_norms(&weight, &squares, &pair, compute_dtype).reshape([1, all / experts])
+                });
+                B::join_rows(norms.collect()).reshape([all])
+            }
         };
         Some(AdaptedNorms { row_squares, norm })
     }
@@ -215,25 +226,6 @@ impl<B: Kernels> Linear<B> {
             }
         }
     }
-}
-
-/// Computes the norms of the rows of all experts, one after the other: `[e * out]`.
-fn stacked_norms<B: Kernels>(
-    weight: &Weight<B>,
-    row_squares: &Tensor<B, 1>,
-    adapter: &Adapter<B>,
-    experts: usize,
-    compute_dtype: DType,
-) -> Tensor<B, 1> {
-    let [all] = row_squares.dims();
-    let squares = slices(row_squares.clone(), &evenly(all, experts));
-    let [of_a, of_b] = [&adapter.a, &adapter.b].map(|x| slices(x.clone(), &evenly(x.dims()[0], experts)));
-    let pairs = of_a.into_iter().zip(of_b).map(|(a, b)| Adapter { a, b, ..adapter.clone() });
-    let each = weight.matrices(experts).into_iter().zip(squares).zip(pairs);
-    let norms = each.map(|((weight, squares), adapter)| {
-        B::adapted_norms(&weight, &squares, &adapter, compute_dtype).reshape([1, all / experts])
-    });
-    B::join_rows(norms.collect()).reshape([all])
 }
 
 /// Decides how a weight's gradient is computed, and whether the sink lends its running sum for that.
@@ -283,10 +275,8 @@ pub struct DropoutMasks {
     pub row_len: usize,
 }
 
-/// Use of the adapters in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AdapterPass {
-    /// Whether adapters take part.
     pub(crate) are_on: bool,
     /// Their dropout masks; `None`: nothing is dropped.
     pub(crate) dropout: Option<DropoutMasks>,
@@ -319,8 +309,7 @@ pub(crate) struct GroupBackward<B: Kernels> {
 }
 
 impl<B: Kernels> LinearGroup<B> {
-    /// Derives the mask of this group in a pass from the pass and the path of its first module. Rows that are sorted by expert have the places of
-    /// their tokens in the step.
+    /// Derives the group's mask in a pass from the pass and the path of its first module. Rows sorted by expert have their tokens' places in the step.
     fn mask(&self, adapters: AdapterPass, rows: Option<&ExpertRows<B>>) -> Option<Mask<B>> {
         let DropoutMasks { seed, first_row, row_len } = adapters.dropout?;
         let key = xxh3_64_with_seed(self.modules.first()?.path.as_bytes(), seed);

@@ -37,8 +37,7 @@ const MAX_READERS: usize = 8;
 const LOOK_AHEAD: usize = 384 << 20;
 /// Bytes read ahead where quantizing is the host's work, which is slower than reading.
 const LOOK_AHEAD_OF_HOST: usize = 256 << 20;
-/// Bytes that one reader reads of a tensor at a time, and that one hash covers. Another number gives other hashes of larger tensors, which checkpoints
-/// compare.
+/// Bytes that one reader reads of a tensor at a time, and one hash covers: another number changes hashes of larger tensors, which checkpoints compare.
 const HASHED_PIECE: usize = 16 << 20;
 
 /// Build settings in addition to the checkpoint's description.
@@ -199,7 +198,6 @@ impl BuildOptions {
     }
 }
 
-/// Converts Burn's dtype of values.
 fn float_type(dtype: DType) -> FloatType {
     match dtype {
         DType::BF16 => FloatType::Bf16,

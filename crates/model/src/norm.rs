@@ -44,7 +44,6 @@ impl<B: Kernels> Norm<B> {
         dx_nd
     }
 
-    /// Hands the weight's gradient to the sink, if there is one.
     pub(crate) fn add_gradient(&self, d_weight: Option<Tensor<B, 1>>, sink: &mut dyn GradientSink<B>) {
         if let Some(d_weight) = d_weight {
             sink.add(&self.weight, d_weight);
@@ -68,7 +67,6 @@ pub(crate) fn added_to<B: Kernels>(residual: Tensor<B, 2>, norm: Option<&Norm<B>
     }
 }
 
-/// Does [`Norm::add_gradient`] if there is a norm.
 pub(crate) fn add_gradient<B: Kernels>(
     norm: Option<&Norm<B>>,
     d_weight: Option<Tensor<B, 1>>,

@@ -170,7 +170,6 @@ pub(crate) enum Restored<B: Kernels> {
     Activations(Box<SavedMixer<B>>, SavedMlpHalf<B>),
 }
 
-/// Computes the gradient of a layer's input from that of its output.
 pub(crate) fn backward_layer<B: Kernels>(
     layer: &Layer<B>,
     saved: Restored<B>,

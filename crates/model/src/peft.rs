@@ -39,13 +39,17 @@ const HARMLESS_INITS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 /// that it does not know, and these are known to all its versions. `targets` are the module names that the adapter has matrices for:
 /// "all-linear" is spelled out, because readers other than PEFT may not know it.
 fn config_json(config: &LoraConfig, targets: &[String]) -> String {
+    let target_modules = match &config.target_modules {
+        TargetModules::Matching(pattern) => json!(pattern.as_str()),
+        TargetModules::AllLinear | TargetModules::Named(_) => json!(targets),
+    };
     let mut keys = BTreeMap::from([
         ("base_model_name_or_path", json!(config.base_model_name_or_path)),
         ("inference_mode", json!(true)),
         ("lora_alpha", whole_if_whole(config.lora_alpha)),
         ("peft_type", json!("LORA")),
         ("r", json!(config.r)),
-        ("target_modules", targets_json(&config.target_modules, targets)),
+        ("target_modules", target_modules),
         ("task_type", json!("CAUSAL_LM")),
     ]);
     keys.extend(config.exclude_modules.as_ref().map(|excluded| ("exclude_modules", json!(excluded))));
@@ -66,16 +70,7 @@ fn config_json(config: &LoraConfig, targets: &[String]) -> String {
     to_string_pretty(&keys).expect("a JSON object prints") + "\n"
 }
 
-/// Returns an expression as it is; otherwise a list.
-fn targets_json(targets: &TargetModules, names: &[String]) -> Value {
-    match targets {
-        TargetModules::Matching(pattern) => json!(pattern.as_str()),
-        TargetModules::AllLinear | TargetModules::Named(_) => json!(names),
-    }
-}
-
-/// Reads the settings. `modules` are the module paths of the adapter's matrices: they give the targets if the file has an expression that only Python
-/// reads.
+/// Reads the settings. `modules` are the module paths of the adapter's matrices: the targets if the file has an expression that only Python reads.
 fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, ArchError> {
     check_supported(json)?;
     let r = json.required("r", json.usize("r")?, "a whole number")?;
@@ -125,7 +120,6 @@ fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, Arch
     })
 }
 
-/// Reads a value of this type.
 fn typed<T: DeserializeOwned>(
     json: &JsonObject,
     key: &str,
@@ -220,18 +214,14 @@ mod tests {
         LoraConfig { target_modules, base_model_name_or_path, ..LoraConfig::default() }
     }
 
-    /// Returns the names of the seven projections.
-    fn seven() -> Vec<String> {
-        tiny(&[]).unwrap().spec.linear_module_names()
-    }
-
     fn parse(text: &str) -> Result<LoraConfig, ArchError> {
         parse_config(text, Path::new("adapter_config.json"), &["model.layers.1.mlp.up_proj".to_owned()])
     }
 
     /// Parses what we write, with one key changed.
     fn with(key: &str, value: Value) -> Result<LoraConfig, ArchError> {
-        let mut json = from_str::<Value>(&config_json(&lora(TargetModules::AllLinear), &seven())).unwrap();
+        let names = tiny(&[]).unwrap().spec.linear_module_names();
+        let mut json = from_str::<Value>(&config_json(&lora(TargetModules::AllLinear), &names)).unwrap();
         json[key] = value;
         parse(&json.to_string())
     }

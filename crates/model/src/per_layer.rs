@@ -26,7 +26,6 @@ pub struct PerLayer<B: Kernels> {
     pub norm: Norm<B>,
 }
 
-/// The forward's results that the backward needs.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedPerLayer<B: Kernels> {
     gate: Box<ProjectSaved<B>>,

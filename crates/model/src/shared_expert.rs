@@ -27,7 +27,6 @@ pub struct SharedExpert<B: Kernels> {
     pub activation: Activation,
 }
 
-/// The forward's results that the backward needs.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedShared<B: Kernels> {
     gate_up: Box<ProjectSaved<B>>,
@@ -35,7 +34,6 @@ pub(crate) struct SavedShared<B: Kernels> {
     gate: Option<SavedGate<B>>,
 }
 
-/// The forward's results that the backward of the gate needs.
 #[derive(Clone, Debug)]
 struct SavedGate<B: Kernels> {
     projected: Box<ProjectSaved<B>>,

@@ -32,7 +32,6 @@ pub(crate) fn tiny(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> 
     ModelConfig::parse(&to_string_pretty(&value).expect("JSON prints"), Path::new("m/config.json"))
 }
 
-/// Returns the shapes of all tensors by name.
 pub(crate) fn shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
     config.spec.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect()
 }
@@ -55,7 +54,6 @@ pub(crate) fn build_options(storage: BaseStorage, max_positions: usize) -> Build
     BuildOptions { seed: 3, ..BuildOptions::new(storage, DType::F32, max_positions) }
 }
 
-/// Encodes values in a format of safetensors.
 pub(crate) fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
     match dtype {
         Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),

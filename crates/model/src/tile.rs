@@ -15,24 +15,19 @@ pub(crate) type Passing<B> = Option<Tensor<B, 3>>;
 /// Consecutive tokens of a pass.
 #[derive(Clone, Debug)]
 pub(crate) struct Tile<B: Kernels> {
-    /// Which.
     pub(crate) rows: Range<usize>,
     /// Rows before them that convolutions may read.
     pub(crate) lead: usize,
-    /// Their documents.
     pub(crate) documents: Documents<B>,
-    /// The same with the lead.
     pub(crate) with_lead: Documents<B>,
 }
 
 impl<B: Kernels> Tile<B> {
-    /// Returns all tokens of a pass as one tile.
     pub(crate) fn whole(documents: &Documents<B>) -> Self {
         Self { rows: 0..documents.tokens(), lead: 0, documents: documents.clone(), with_lead: documents.clone() }
     }
 
-    /// Cuts a pass into tiles of at most `tokens` tokens; none if it has less than twice as many, or if every layer has attention. Must be called
-    /// outside sections.
+    /// Cuts a pass into tiles of at most `tokens` tokens; none if it has less than twice as many, or every layer has attention. Not inside sections.
     pub(crate) fn all(spec: &ModelSpec, documents: &Documents<B>, tokens: usize, device: &B::Device) -> Vec<Self> {
         let reach = spec.layers.iter().filter_map(|layer| match &layer.mixer {
             Mixer::Attention(_) => None,
@@ -87,7 +82,6 @@ impl<B: Kernels> Tile<B> {
     }
 }
 
-/// Returns a range of rows.
 pub(crate) fn rows_of<B: Kernels>(x: &Tensor<B, 2>, rows: Range<usize>) -> Tensor<B, 2> {
     memory::slices(x.clone(), &[(rows.start, rows.len())]).remove(0)
 }

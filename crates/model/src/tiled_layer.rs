@@ -9,6 +9,7 @@
 use std::ops::Range;
 
 use burn_tensor::Tensor;
+use firebrick_kernels::linear::into_single;
 use firebrick_kernels::{Epilogue, GradientMap, GradientSink, Keep, Kernels, tile_rows};
 
 use crate::layer::{AfterMixer, Context, Layer, Mlp, MlpHalf};
@@ -117,7 +118,7 @@ impl<B: Kernels> Layer<B> {
         let epilogue = added_to(tile.own(&x_nd), self.after_mixer.as_ref());
         let group = self.mixer.output.frozen(adapters);
         let (h_nd, output) = B::project(self.mixer.prologue(&parts, x), &group, epilogue, keep);
-        AfterMixer::new(of_input, parts, mixed, output, h_nd)
+        AfterMixer { input: of_input, parts, mixed, output, h_nd: into_single(h_nd) }
     }
 
     /// Computes the gradient of the layer's input, tile by tile from the last to the first.

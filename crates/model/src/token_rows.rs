@@ -13,7 +13,6 @@ use firebrick_kernels::{Kernels, Parameter, Weight};
 
 use crate::linear::Base;
 
-/// Rows of a table that train.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenRows<B: Kernels> {
     /// `..token_adapter.trainable_tokens_delta`, `[tokens, d]`.
@@ -49,17 +48,6 @@ impl<B: Kernels> TokenRows<B> {
         Tensor::from_ints(slots.as_slice(), device)
     }
 
-    /// Computes the gradient of the rows from that of the embedded tokens.
-    pub(crate) fn embedding_gradient(
-        &self,
-        slots_n: Tensor<B, 1, Int>,
-        dx_nd: Tensor<B, 2>,
-        scale: f32,
-    ) -> Tensor<B, 2> {
-        B::embed_backward(slots_n, dx_nd, scale, self.ids.len(), true)
-    }
-
-    /// Writes the rows into their table.
     pub(crate) fn write_to(&self, table: &mut Base<B>) {
         let Base::Frozen(Weight::Dense(values)) = table else { unreachable!("a table of which rows train is frozen") };
         let (device, dtype, width) = (values.device(), values.dtype(), values.dims()[1]);

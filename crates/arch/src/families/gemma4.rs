@@ -40,7 +40,11 @@ pub(super) fn unified_spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 
 /// Reads what all have; absent keys mean this longest context and this window.
 fn text(json: &JsonObject, max_position_embeddings: usize, window: usize) -> Result<ModelSpec, ArchError> {
-    refuse_bidirectional(json)?;
+    let key = "use_bidirectional_attention";
+    if let Some(other) = json.str(key)?.filter(|&other| other != "vision") {
+        let advice = "Tokens of a text see earlier ones alone here; choose a model where it is null or \"vision\"";
+        return Err(json.unsupported(key, format!("\"{other}\""), advice));
+    }
     let defaults = Defaults { head_dim: Some(256), kv_heads: Some(4), max_position_embeddings, rms_norm_eps: 1e-6 };
     let mut base = Base::read(json, defaults)?.with_bias(false)?;
     (base.attention.qk_norm, base.attention.value_norm, base.attention.scale) = (QkNorm::PerHead, true, 1.0);
@@ -50,8 +54,10 @@ fn text(json: &JsonObject, max_position_embeddings: usize, window: usize) -> Res
     let mixers = attentions(json, &base.attention, &windows, sizes)?;
     let mlp = gated_mlp(json, activation(json)?)?;
     let is_double = bool_or(json, "use_double_wide_mlp", false)?;
+    let (intermediate_size, activation) = (2 * mlp.intermediate_size(), mlp.activation());
+    let double_wide = MlpSpec::Gated { intermediate_size, activation, fused: false, bias: false };
     let layer = |attention: AttentionSpec| {
-        let mlp = if is_double && attention.reads_another() { double_wide(&mlp) } else { mlp.clone() };
+        let mlp = if is_double && attention.reads_another() { double_wide.clone() } else { mlp.clone() };
         LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::PreAndPost, has_scalar: true }
     };
     let spec = base.model(mixers.into_iter().map(layer).collect(), ropes(json, &base, sizes)?)?;
@@ -61,17 +67,6 @@ fn text(json: &JsonObject, max_position_embeddings: usize, window: usize) -> Res
         tie_word_embeddings: bool_or(json, "tie_word_embeddings", true)?,
         ..spec
     })
-}
-
-fn refuse_bidirectional(json: &JsonObject) -> Result<(), ArchError> {
-    let key = "use_bidirectional_attention";
-    match json.str(key)? {
-        None | Some("vision") => Ok(()),
-        Some(other) => {
-            let advice = "Tokens of a text see earlier ones alone here; choose a model where it is null or \"vision\"";
-            Err(json.unsupported(key, format!("\"{other}\""), advice))
-        }
-    }
 }
 
 /// Reads the activation, which is also that of the gates of layers' inputs.
@@ -85,16 +80,10 @@ fn activation(json: &JsonObject) -> Result<Activation, ArchError> {
     }
 }
 
-fn double_wide(mlp: &MlpSpec) -> MlpSpec {
-    let (intermediate_size, activation) = (2 * mlp.intermediate_size(), mlp.activation());
-    MlpSpec::Gated { intermediate_size, activation, fused: false, bias: false }
-}
-
 /// Width and number of key and value heads.
 type HeadSizes = [usize; 2];
 
-/// Reads the sizes of heads without a window and with one, in the order of the ropes: by `per_layer_config`, or without it by the keys of a model whose
-/// layers of one type are alike.
+/// Reads the sizes of heads without a window and with one: by `per_layer_config`, or else by the keys of a model whose layers of one type are alike.
 fn head_sizes(
     json: &JsonObject,
     attention: &AttentionSpec,

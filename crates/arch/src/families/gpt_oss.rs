@@ -28,6 +28,11 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 
 fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
     let (count, top_k) = experts(json, ["num_local_experts", "num_experts"], [128, 4], layers)?;
+    let quantization = Quantization::parse(json)?;
+    if let Some(other) = quantization.as_ref().filter(|method| !matches!(method, Quantization::Mxfp4)) {
+        let advice = "Experts of a gpt-oss are read in mxfp4, as published, or unquantized";
+        return Err(json.unsupported(QUANTIZATION_CONFIG, format!("{other:?}"), advice));
+    }
     Ok(MlpSpec::Experts {
         count,
         top_k,
@@ -38,7 +43,7 @@ fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
         names: ExpertNames::GptOss,
         fused: false,
         bias: true,
-        mxfp4: is_mxfp4(json)?,
+        mxfp4: quantization.is_some(),
     })
 }
 
@@ -54,18 +59,6 @@ fn swiglu(json: &JsonObject) -> Result<SwigluConstants, ArchError> {
     let published = SwigluConstants::PUBLISHED;
     let alpha = constant("swiglu_alpha", published.alpha())?;
     Ok(SwigluConstants::new(alpha, constant("swiglu_limit", published.limit())?))
-}
-
-/// Returns whether the experts are stored in MXFP4.
-fn is_mxfp4(json: &JsonObject) -> Result<bool, ArchError> {
-    match Quantization::parse(json)? {
-        None => Ok(false),
-        Some(Quantization::Mxfp4) => Ok(true),
-        Some(other) => {
-            let advice = "Experts of a gpt-oss are read in mxfp4, as published, or unquantized";
-            Err(json.unsupported(QUANTIZATION_CONFIG, format!("{other:?}"), advice))
-        }
-    }
 }
 
 /// Reads the rotary embedding; without any key that of the published models.

@@ -15,7 +15,6 @@ use crate::naming::Naming;
 use crate::router::{RouterScores, RouterSpec};
 use crate::spec::{Activation, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
-/// The base of the frequencies when a config names none.
 const DEFAULT_THETA: f64 = 1_000_000.0;
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {

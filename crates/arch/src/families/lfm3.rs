@@ -59,8 +59,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     })
 }
 
-/// Returns the type of a layer that no key gives: full attention in every fourth layer, from the third on, and a window in every fourth, from the
-/// fifth on.
+/// Returns the type of a layer that no key gives: every fourth has full attention, from the third on, and every fourth a window, from the fifth on.
 fn default_kind(layer: usize) -> usize {
     match layer % 4 {
         2 => 1,

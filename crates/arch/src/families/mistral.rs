@@ -17,8 +17,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     base.model(layers, vec![base.rope()?])
 }
 
-/// Refuses `layer_types` that differ from a window on all layers: transformers ignores the key for Mistral and Ministral 3 and applies the window
-/// everywhere.
+/// Refuses `layer_types` that differ from a window on all layers: transformers ignores the key for Mistral and Ministral 3 and applies the window.
 pub(super) fn refuse_other_layer_types(
     json: &JsonObject,
     layers: usize,

@@ -11,7 +11,6 @@ use crate::json::JsonObject;
 use crate::router::RouterSpec;
 use crate::spec::{ExpertNames, LayerNorms, MlpSpec, ModelSpec};
 
-/// The base of the frequencies when a config names none.
 const DEFAULT_THETA: f64 = 1_000_000.0;
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {

@@ -43,7 +43,6 @@ use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::spec::ModelSpec;
 
-/// Reads a family's keys into a spec.
 type ReadSpec = fn(&JsonObject) -> Result<ModelSpec, ArchError>;
 
 /// A model family: its names in `config.json`, and the function that reads the rest.

@@ -19,7 +19,9 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let defaults = Defaults { head_dim: None, kv_heads: None, max_position_embeddings: 65_536, rms_norm_eps: 1e-6 };
     let mut base = Base::read(json, defaults)?.with_bias(false)?;
     base.attention.qk_norm = QkNorm::WholeProjection;
-    let rotates = has_theta(json)?;
+    let nested = json.object("rope_parameters")?;
+    let of = |object: &JsonObject| object.f64("rope_theta");
+    let rotates = nested.as_ref().map(of).transpose()?.flatten().or(of(json)?).is_some();
     base.attention.rope = rotates.then_some(0);
     let (delta, mlp) = (delta_rule(json, &base)?, gated_mlp(json, activation(json)?)?);
     let layer = |is_attention| {
@@ -52,11 +54,4 @@ fn delta_rule(json: &JsonObject, base: &Base<'_>) -> Result<DeltaNetSpec, ArchEr
         norm_epsilon: Some(GATED_NORM_EPSILON),
     };
     delta_net(json, absent)
-}
-
-/// Returns whether there is a rotary embedding.
-fn has_theta(json: &JsonObject) -> Result<bool, ArchError> {
-    let nested = json.object("rope_parameters")?;
-    let of = |object: &JsonObject| object.f64("rope_theta");
-    Ok(nested.as_ref().map(of).transpose()?.flatten().or(of(json)?).is_some())
 }

@@ -16,7 +16,11 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     base.attention.qkv_bias = bool_or(json, "qkv_bias", true)?;
     let layer = |(is_mixture, window)| {
         let mlp = match is_mixture {
-            true => mixture(json, base.count, [60, 4, 1408], Some(shared_expert(json)?))?,
+            true => {
+                let intermediate_size = size_or(json, "shared_expert_intermediate_size", 5632)?;
+                let shared = SharedExpertSpec { intermediate_size, gated: true, normed: false };
+                mixture(json, base.count, [60, 4, 1408], Some(shared))?
+            }
             false => dense(json, 5632)?,
         };
         Ok(base.layer(mlp, LayerNorms::Pre, window))
@@ -24,12 +28,6 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let kinds = mixture_layers(json, base.count)?.into_iter().zip(windows(json, base.count)?);
     let layers = kinds.map(layer).collect::<Result<_, ArchError>>()?;
     base.model(layers, vec![base.rope()?])
-}
-
-/// Reads the expert that every token goes through.
-fn shared_expert(json: &JsonObject) -> Result<SharedExpertSpec, ArchError> {
-    let intermediate_size = size_or(json, "shared_expert_intermediate_size", 5632)?;
-    Ok(SharedExpertSpec { intermediate_size, gated: true, normed: false })
 }
 
 /// Returns the window of each layer: by `layer_types`, or else of every second one from the first, below `max_window_layers`. Without

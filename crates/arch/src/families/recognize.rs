@@ -29,8 +29,7 @@ const DIFFERENCES: [(&str, &str); 16] = [
     ("n_embd", "the layout of GPT-2"),
 ];
 
-/// Models that users train and that are not there yet, by the start of their `model_type`, and what they need. Of two starts that fit, the longer is
-/// first.
+/// Models that users train and that are not there yet, by the start of their `model_type`, and what they need. Of two that fit, the longer is first.
 const POSTPONED: [(&str, &str); 17] = [
     ("qwen3_vl_moe", "experts with fused weights"),
     ("gemma3n", "per-layer embeddings and keys and values that layers share"),

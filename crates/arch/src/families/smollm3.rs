@@ -11,7 +11,6 @@ use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::spec::{LayerNorms, MlpSpec, ModelSpec};
 
-/// The base of the frequencies when a config names none.
 const DEFAULT_THETA: f64 = 2_000_000.0;
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {

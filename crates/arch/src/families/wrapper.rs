@@ -93,7 +93,6 @@ pub const WRAPPERS: [Wrapper; 8] = [
     wrapper("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", &[("qwen3_5_moe_text", "qwen3_5_moe_text")]),
 ];
 
-/// The text model of a wrapper.
 pub(crate) struct TextPart {
     pub(crate) wrapper: &'static Wrapper,
     pub(crate) family: &'static Family,

@@ -180,7 +180,12 @@ impl MixerSizes for AttentionSpec {
     /// Counts the two GEMMs, which take `2 * keys * query_size` FLOPs per query. A causal query sees half of its document on average, and no more
     /// than its window.
     fn forward_flops_per_token(&self, document_tokens: f64) -> f64 {
-        4.0 * mean_keys(self.window, document_tokens) * self.query_size() as f64
+        let mean_keys = match self.window.map(|window| window as f64).filter(|&window| window < document_tokens) {
+            // The first `window` queries see a triangle, the others a full window.
+            Some(window) => (window * window / 2.0 + (document_tokens - window) * window) / document_tokens,
+            None => document_tokens / 2.0,
+        };
+        4.0 * mean_keys * self.query_size() as f64
     }
 
     fn values(&self) -> Vec<Value> {
@@ -227,14 +232,5 @@ impl MixerSizes for AttentionSpec {
 
     fn cache_of(&self, layer: usize) -> usize {
         if let KeysAndValues::OfLayer(other) = self.keys_and_values { other } else { layer }
-    }
-}
-
-/// Returns the mean number of keys that a causal query sees in a document of `document_tokens` tokens.
-fn mean_keys(window: Option<usize>, document_tokens: f64) -> f64 {
-    match window.map(|window| window as f64).filter(|&window| window < document_tokens) {
-        // The first `window` queries see a triangle, the others a full window.
-        Some(window) => (window * window / 2.0 + (document_tokens - window) * window) / document_tokens,
-        None => document_tokens / 2.0,
     }
 }

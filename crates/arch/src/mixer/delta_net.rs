@@ -70,7 +70,6 @@ impl DeltaNetSpec {
         }
     }
 
-    /// Returns Qwen's name, or OLMo's.
     fn name(&self, qwen: &'static str, olmo: &'static str) -> &'static str {
         if self.projections == DeltaProjections::Separate { olmo } else { qwen }
     }

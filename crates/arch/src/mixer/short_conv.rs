@@ -32,7 +32,6 @@ impl MixerSizes for ShortConvSpec {
         }
     }
 
-    /// Returns the filters.
     fn vectors(&self, at: LayerPath) -> Vec<TensorSpec> {
         let filters = at.vector("conv.conv.weight", 0, Role::Filters);
         vec![TensorSpec { shape: vec![self.channels, 1, self.width], ..filters }]

@@ -7,8 +7,7 @@
 pub(crate) struct BuiltIn {
     pub(crate) name: &'static str,
     pub(crate) source: &'static str,
-    /// Tokens that it writes, in addition to those that the tokenizer's files name. A vocabulary without them would cut their text into pieces, and
-    /// no token would end a turn.
+    /// Tokens that it writes besides those of the tokenizer's files. A vocabulary without them would cut their text, and no token would end a turn.
     pub(crate) tokens: &'static [&'static str],
 }
 

@@ -18,7 +18,6 @@ pub(super) const SUBSCRIPT: char = '\u{FDD4}';
 const METHODS: [&str; 5] = ["items", "keys", "values", "get", "copy"];
 const FORBIDDEN: [&str; 5] = ["clear", "pop", "popitem", "setdefault", "update"];
 
-/// Returns whether dictionaries have a method of this name.
 pub(super) fn is_method(name: &str) -> bool {
     METHODS.contains(&name) || FORBIDDEN.contains(&name)
 }

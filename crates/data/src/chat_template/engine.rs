@@ -132,7 +132,6 @@ fn add_tests(environment: &mut Environment<'static>) {
 pub(super) enum Failure {
     /// It refuses the messages, or fails on them.
     Refused(String),
-    /// It exceeds a limit.
     RanOut(String),
 }
 
@@ -157,8 +156,7 @@ pub(super) fn compile(
     on_helper(0, DEADLINE, compile)
 }
 
-/// Renders a template of the environment within the limits, writing at most `max_bytes`. Error: the template's or the engine's, with the line; or the
-/// limit that was exceeded.
+/// Renders a template of the environment, writing at most `max_bytes`. Error: the template's or the engine's, with the line; or the limit exceeded.
 pub(super) fn render(
     environment: &Arc<Environment<'static>>,
     name: &'static str,
@@ -168,7 +166,23 @@ pub(super) fn render(
 ) -> Result<String, Failure> {
     let environment = environment.clone();
     let deadline = TIME_LEFT.get().map_or(deadline, |left| left.min(deadline));
-    on_helper(max_bytes, deadline, move || render_here(&environment, name, variables, max_bytes))
+    on_helper(max_bytes, deadline, move || {
+        LEFT.set(max_bytes.saturating_mul(WRITES));
+        let mut text = BoundedText { bytes: Vec::with_capacity(1 << 12), max_bytes };
+        let template = environment.get_template(name).map_err(|error| failure(&error))?;
+        let rendered = template.render_captured_to(variables, &mut text);
+        if let Err(error) = rendered {
+            let is_full = text.bytes.len() >= max_bytes || LEFT.get() == 0;
+            return Err(if is_full {
+                let kib = max_bytes >> 10;
+                Failure::RanOut(format!("it writes more than {kib} KiB, far more than it and the conversation have"))
+            } else {
+                failure(&error)
+            });
+        }
+        let incomplete = |_| Failure::Refused("the engine wrote an incomplete character".to_owned());
+        String::from_utf8(text.bytes).map_err(incomplete)
+    })
 }
 
 /// Runs `work` on the helper of this thread.
@@ -256,28 +270,6 @@ impl Helper {
             }
         }
     }
-}
-
-fn render_here(
-    environment: &Environment<'static>,
-    name: &str,
-    variables: Value,
-    max_bytes: usize,
-) -> Result<String, Failure> {
-    LEFT.set(max_bytes.saturating_mul(WRITES));
-    let mut text = BoundedText { bytes: Vec::with_capacity(1 << 12), max_bytes };
-    let template = environment.get_template(name).map_err(|error| failure(&error))?;
-    let rendered = template.render_captured_to(variables, &mut text);
-    if let Err(error) = rendered {
-        let is_full = text.bytes.len() >= max_bytes || LEFT.get() == 0;
-        return Err(if is_full {
-            let kib = max_bytes >> 10;
-            Failure::RanOut(format!("it writes more than {kib} KiB, far more than it and the conversation have"))
-        } else {
-            failure(&error)
-        });
-    }
-    String::from_utf8(text.bytes).map_err(|_| Failure::Refused("the engine wrote an incomplete character".to_owned()))
 }
 
 /// Returns the engine's error with its causes and the template's line.

@@ -36,8 +36,7 @@ pub(super) fn generation(body: &str) -> String {
     format!("{BLOCK_START}{body}{BLOCK_END}")
 }
 
-/// Returns the source for the engine, and whether it has generation blocks. What Jinja cannot read stays as it is: the engine reports it with the
-/// line. Errors: too long.
+/// Returns the source for the engine, and whether it has generation blocks. What Jinja cannot read stays: the engine reports its line. Errors: too long.
 pub(super) fn rewrite(source: &str) -> Result<(String, bool), String> {
     if source.len() > MAX_SOURCE {
         return Err(format!("it has {} KiB, more than {}", source.len() >> 10, MAX_SOURCE >> 10));

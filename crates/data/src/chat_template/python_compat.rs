@@ -25,7 +25,6 @@ pub(super) fn check_size(bytes: usize) -> Result<(), Error> {
     Err(failed(format!("it builds a text larger than {} MiB", MAX_VALUE_BYTES >> 20)))
 }
 
-/// Creates the error of a filter, a method or a function.
 pub(super) fn failed(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
@@ -65,8 +64,7 @@ pub(super) fn tojson(value: &Value, arguments: Rest<Value>) -> Result<Value, Err
     Ok(Value::from(writer.text))
 }
 
-/// Returns Python's `str` of a value: a string unchanged, everything else as its `repr`. Undefined is empty, as in Jinja. Errors: the value is too
-/// deep or too large.
+/// Returns Python's `str` of a value: a string unchanged, else its `repr`. Undefined is empty, as in Jinja. Errors: it is too deep or too large.
 pub(super) fn to_str(value: &Value) -> Result<Cow<'_, str>, Error> {
     if let Some(text) = value.as_str() {
         return Ok(Cow::Borrowed(text));
@@ -109,7 +107,6 @@ fn is_printable(character: char) -> bool {
     !hidden
 }
 
-/// Returns Python's `repr` of a float.
 fn repr_float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();

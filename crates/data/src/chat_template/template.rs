@@ -47,8 +47,7 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles `source`, which was read from `path`; `special_tokens` are variables of the template (`bos_token`, ...).
-    /// The tokenizer sets the date.
+    /// Compiles `source`, read from `path`; `special_tokens` are variables of the template (`bos_token`, ...). The tokenizer sets the date.
     pub(crate) fn new(source: &str, path: &Path, special_tokens: BTreeMap<String, String>) -> Result<Self, DataError> {
         let bad = |reason: String| {
             DataError::Tokenizer(format!("the chat template in {} does not parse: {reason}", path.display()))

@@ -65,7 +65,6 @@ impl TemplateSet {
         Ok(set)
     }
 
-    /// Returns the template for a conversation with or without tools.
     pub(crate) fn get(&self, has_tools: bool) -> Option<&ChatTemplate> {
         self.tool_use.as_ref().filter(|_| has_tools).or(self.default.as_ref())
     }

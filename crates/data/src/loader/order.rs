@@ -60,7 +60,6 @@ impl EpochOrders {
     }
 }
 
-/// Returns a permutation of `0..rows` that depends on seed and epoch.
 fn shuffled(rows: usize, seed: u64, epoch: u64) -> Vec<u32> {
     let mut order: Vec<u32> = (0..rows as u32).collect();
     shuffle(&mut order, &mut random(seed, 0, epoch));
@@ -92,8 +91,7 @@ fn random(seed: u64, purpose: u8, epoch: u64) -> ChaCha8Rng {
     random
 }
 
-/// Shuffles by the Fisher-Yates algorithm. Not taken from a library, whose shuffle may change with its version: a run must be resumable after an
-/// update.
+/// Shuffles by Fisher-Yates. Not a library's shuffle, which may change with its version: a run must be resumable after an update.
 fn shuffle(order: &mut [u32], random: &mut ChaCha8Rng) {
     for last in (1..order.len()).rev() {
         // The high half of the product is uniform in 0..=last, except for 1 part in 2^32.

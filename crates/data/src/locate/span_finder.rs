@@ -97,8 +97,7 @@ impl<'a> SpanFinder<'a> {
         Ok(vec![found.map_or_else(|| self.by_prefixes(index), Ok)?])
     }
 
-    /// Locates an answer whose content the template writes after later messages, the results of its tool calls (Gemma 4): calls, then content. `None` if
-    /// it is no such answer.
+    /// Locates an answer whose content is written after the results of its tool calls (Gemma 4): calls, then content. `None` if it is no such answer.
     fn around_results(&self, index: usize) -> Result<Option<Vec<Range<usize>>>, DataError> {
         let Some(own) = self.position(index) else { return Ok(None) };
         let is_before = |later: &usize| self.position(*later).is_some_and(|later| later.end <= own.start);

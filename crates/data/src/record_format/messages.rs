@@ -134,7 +134,6 @@ fn need<'a>(fields: &'a Object, name: &str, key: &str, place: &RecordPlace) -> P
     fields.get(name).ok_or_else(|| missing_key(place, &format!("{name:?} in {key}"), fields, hint))
 }
 
-/// Returns the role's name in chat templates.
 fn template_role<'a>(role: &'a str, names: &'a Fields) -> &'a str {
     if let Some(name) = names.roles.get(role) {
         return name;

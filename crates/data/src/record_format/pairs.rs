@@ -5,15 +5,12 @@
 //! Trade-off: the sentence that the Alpaca project wrote before every instruction is there only as the format `alpaca_prompt`. With a chat template it
 //! is foreign to the model, and without one the headings say the same.
 
-use std::borrow::Cow;
-
 use serde_json::Value as Json;
 
 use super::fields::Fields;
 use super::messages::{parse_extras, parse_list};
 use super::row::{Chat, Row, Turn};
 use super::value::{Parsed, Reader, list, text, wrong_type};
-use crate::source::RecordPlace;
 
 pub(crate) fn parse_instruction(record: Reader<'_>, names: &Fields) -> Parsed<Chat> {
     let mut chat = parse_question(record, names, &names.instruction)?;
@@ -28,10 +25,18 @@ pub(crate) fn parse_question(record: Reader<'_>, names: &Fields, question: &str)
     if let Some(system) = record.text(&names.system)?.filter(|system| !system.is_empty()) {
         chat.turns.push(Turn::new("system", &system));
     }
-    for (index, pair) in history(record)?.iter().enumerate() {
-        let [question, answer] = read_pair(pair, &format!("history[{index}]"), record.place)?;
-        chat.turns.push(Turn::new("user", &question));
-        chat.turns.push(Turn::new("assistant", &answer));
+    let history = match record.get("history") {
+        Some(history) => list(history, "history", "a list of [question, answer]", record.place)?,
+        None => &[],
+    };
+    for (index, pair) in history.iter().enumerate() {
+        let key = format!("history[{index}]");
+        let Some([question, answer]) = pair.as_array().map(Vec::as_slice) else {
+            return Err(wrong_type(record.place, &key, "a list of a question and an answer", pair));
+        };
+        for (number, role, content) in [(0, "user", question), (1, "assistant", answer)] {
+            chat.turns.push(Turn::new(role, &text(content, &format!("{key}[{number}]"), record.place)?));
+        }
     }
     let instruction = record.need_text(question)?;
     let input = if names.input == question { None } else { record.text(&names.input)? };
@@ -77,22 +82,6 @@ pub(crate) fn parse_prompt(record: Reader<'_>, names: &Fields) -> Parsed<Row> {
             prompt: record.need_text(&names.prompt)?.into_owned(),
             completion: record.need_text(&names.completion)?.into_owned(),
         }),
-    }
-}
-
-fn history<'a>(record: Reader<'a>) -> Parsed<&'a [Json]> {
-    match record.get("history") {
-        Some(history) => list(history, "history", "a list of [question, answer]", record.place),
-        None => Ok(&[]),
-    }
-}
-
-fn read_pair<'a>(pair: &'a Json, key: &str, place: &RecordPlace) -> Parsed<[Cow<'a, str>; 2]> {
-    match pair.as_array().map(Vec::as_slice) {
-        Some([question, answer]) => {
-            Ok([text(question, &format!("{key}[0]"), place)?, text(answer, &format!("{key}[1]"), place)?])
-        }
-        _ => Err(wrong_type(place, key, "a list of a question and an answer", pair)),
     }
 }
 

@@ -28,7 +28,6 @@ pub struct RecordFormatError {
     pub is_bad_cell: bool,
 }
 
-/// A parsed value, or the problem with it.
 pub(crate) type Parsed<T> = Result<T, RecordFormatError>;
 
 impl RecordFormatError {
@@ -144,7 +143,6 @@ fn unwritable_text(text: &str) -> Option<String> {
     text.contains(LONE_SURROGATE).then(|| "a lone surrogate (half of a UTF-16 pair)".to_owned())
 }
 
-/// Returns whether a value can be read as a text.
 pub(crate) fn is_text(value: &Json) -> bool {
     matches!(value, Json::String(_) | Json::Number(_) | Json::Bool(_))
 }

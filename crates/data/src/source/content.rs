@@ -21,7 +21,6 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// File systems may store modification times only to two seconds.
 const SETTLED: Duration = Duration::from_secs(3);
 
-/// One file of a source.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum SourceFile {
     /// On this machine, with its size in bytes.

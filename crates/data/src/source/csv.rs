@@ -163,7 +163,6 @@ impl Iterator for CsvRecords {
     }
 }
 
-/// A row while it is read.
 #[derive(Default)]
 struct Row {
     /// As many as there are columns, at most.

@@ -9,7 +9,6 @@ use thiserror::Error;
 
 use super::record::{MAX_RECORD_BYTES, RecordPlace};
 
-/// The result of a function that reads a source.
 pub(super) type SourceResult<T> = Result<T, SourceError>;
 
 /// An error between a path or Hub id and its records.

@@ -32,7 +32,6 @@ pub enum FileFormat {
 /// The compression of a whole file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compression {
-    /// Not compressed.
     None,
     /// gzip (RFC 1952), one or several members.
     Gzip,

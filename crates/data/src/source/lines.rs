@@ -104,7 +104,6 @@ fn describe(value: &Json) -> String {
     }
 }
 
-/// Returns whether a list is a conversation.
 fn is_chat(items: &[Json]) -> bool {
     let is_message = |item: &Json| item.get("role").or_else(|| item.get("from")).is_some();
     !items.is_empty() && items.iter().all(is_message)

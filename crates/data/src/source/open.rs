@@ -130,7 +130,6 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Creates a reader of the lines after the first `number`.
     pub(super) fn after(number: usize, bytes: Bytes, path: &Path, hint: &'static str) -> Self {
         Self { bytes, place: RecordPlace { path: path.to_owned(), line: number }, hint }
     }

@@ -56,8 +56,7 @@ fn decode<T, E: Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, Strin
     catch_panic("the decoder", || work().map_err(|error| error.to_string()))
 }
 
-/// Reads the file's metadata with string columns as views: a dictionary of one long string for a million rows is then read as such, and not as a
-/// million long strings.
+/// Reads the metadata with string columns as views: a dictionary of one long string for a million rows is not read as a million long strings.
 fn read_metadata(file: &File) -> Result<ArrowReaderMetadata, ParquetError> {
     let metadata = ArrowReaderMetadata::load(file, ArrowReaderOptions::new())?;
     let schema = Schema::new_with_metadata(as_views(metadata.schema().fields()), metadata.schema().metadata().clone());

@@ -45,10 +45,6 @@ fn keyword(word: &str) -> Option<&'static str> {
     }
 }
 
-fn same_split(found: &str, name: &str) -> bool {
-    found == name || keyword(name).is_some_and(|usual| found == usual)
-}
-
 /// Returns the splits that the paths imply, each once, sorted.
 pub(super) fn splits_of<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let mut splits: Vec<String> = paths.into_iter().filter_map(split_of).collect();
@@ -88,7 +84,8 @@ pub(super) fn of_split(paths: Vec<String>, split: Option<&str>, place: &str) -> 
     if known.is_empty() && name == TRAIN {
         return Ok(paths);
     }
-    let is_match = |path: &String| split_of(path).is_some_and(|found| same_split(&found, name));
+    let usual = keyword(name).unwrap_or(name);
+    let is_match = |path: &String| split_of(path).is_some_and(|found| found == name || found == usual);
     let chosen: Vec<String> = paths.into_iter().filter(is_match).collect();
     if chosen.is_empty() {
         let hint = if known.is_empty() {

@@ -25,7 +25,6 @@ fn chat(record: Json) -> (Vec<Turn>, Option<Vec<Json>>) {
     }
 }
 
-/// Returns roles and contents.
 fn texts(turns: &[Turn]) -> Vec<(&str, &str)> {
     turns.iter().map(|turn| (turn.role(), turn.content().unwrap_or("-"))).collect()
 }

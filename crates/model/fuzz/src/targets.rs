@@ -10,7 +10,6 @@ use firebrick_model::checkpoint::{INDEX_FILE, WEIGHTS_FILE};
 use firebrick_model::peft::read_adapter;
 use firebrick_model::{HfFolder, ModelConfig};
 
-/// A target takes any bytes.
 pub(crate) type Target = fn(&[u8]) -> Vec<String>;
 
 /// All targets by name; the corpus of each is the folder with its name.
@@ -25,7 +24,6 @@ pub(crate) const TARGETS: [(&str, Target); 5] = [
 /// A shard that an index may name: one tensor `a`.
 const SHARD: &str = "a.safetensors";
 
-/// Creates a folder with one file of these bytes.
 fn folder_with(name: &str, bytes: &[u8]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder can be created");
     fs::write(folder.path().join(name), bytes).expect("a file can be written into it");
@@ -117,7 +115,6 @@ fn quantized(bytes: &[u8]) -> Vec<String> {
     safetensors(bytes)
 }
 
-/// Returns the bytes of the shard.
 fn shard() -> Vec<u8> {
     safetensors_file(&[("a".to_owned(), [1, 2])])
 }

@@ -54,7 +54,6 @@ impl<B: Kernels> RouterSums<B> {
         Self { of, routers: 0, sums: None }
     }
 
-    /// Adds the choices of a router.
     pub(crate) fn add(&mut self, routing: &Routing<B>) {
         assert_eq!(routing.router.scores, RouterScores::Softmax, "the auxiliary loss is one of probabilities");
         let (scores_ne, experts_nk) = (routing.scores_ne.clone(), routing.experts_nk.clone());

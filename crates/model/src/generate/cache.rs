@@ -28,7 +28,6 @@ impl<B: Kernels> Default for Caches<B> {
 }
 
 impl<B: Kernels> Caches<B> {
-    /// Allocates `pages` pages.
     pub(crate) fn new(spec: &ModelSpec, pages: usize, dtype: DType, device: &B::Device) -> Self {
         let layers =
             spec.layers.iter().map(|layer| Cache::new(&layer.mixer, pages * PAGE_ROWS, dtype, device)).collect();
@@ -45,7 +44,6 @@ impl<B: Kernels> Caches<B> {
         self.layers.iter().map(Cache::states).collect()
     }
 
-    /// Puts states back.
     pub(crate) fn restore(&mut self, states: &States<B>) {
         for (layer, states) in self.layers.iter_mut().zip(states) {
             if let Some(states) = states.as_ref().and_then(Cache::states) {

@@ -47,7 +47,6 @@ enum Head {
     Own,
 }
 
-/// The layers with a sliding window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Windows {
     /// None.
@@ -99,7 +98,6 @@ const fn like_olmo2(model_type: &'static str) -> Architecture {
     Architecture { head: Head::Own, windows: Windows::AllButEvery(4), whole_heads: true, ..family(model_type, "olmo2") }
 }
 
-/// Every family that can be written.
 const ARCHITECTURES: [Architecture; 17] = [
     Architecture { head: Head::Tied, ..like_gemma("gemma", "gemma") },
     Architecture { head: Head::Tied, windows: Windows::AlwaysAllButEvery(2), ..like_gemma("gemma2", "gemma2") },

@@ -61,7 +61,6 @@ impl GgmlType {
         self.layout().1
     }
 
-    /// Returns the size of this many values in bytes.
     pub(super) fn bytes_of(self, values: usize) -> usize {
         let (_, count, bytes) = self.layout();
         values / count * bytes
@@ -102,8 +101,7 @@ impl GgmlType {
     }
 }
 
-/// Returns the blocks of a tensor that is stored in MXFP4: each with its scale first, and codes that lie half a block apart in one byte, where ours are
-/// next to each other.
+/// Returns the blocks of a tensor stored in MXFP4: each with its scale first, and in one byte codes half a block apart, where ours are neighbors.
 pub(super) fn mxfp4(stored: &QuantizedTensor) -> Vec<u8> {
     let BlockScales::Narrow { codes: scales, .. } = &stored.scales.block else {
         unreachable!("scales of MXFP4 are E8M0")

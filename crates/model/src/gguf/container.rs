@@ -11,7 +11,6 @@ use crate::error::ModelError;
 /// Alignment of tensors in bytes.
 const ALIGNMENT: usize = 32;
 
-/// A value of the metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
     U32(u32),

@@ -148,8 +148,7 @@ impl Source<'_> {
     }
 }
 
-/// Reorders the rows of each head so that neighbors are rotated against each other: row `2 i` is row `i` of the head, row `2 i + 1` is row `head_dim
-/// / 2 + i`.
+/// Reorders the rows of each head so that neighbors rotate against each other: row `2 i` is row `i`, row `2 i + 1` is row `head_dim / 2 + i`.
 fn neighbors_from_halves(values: &[f32], head_dim: usize, columns: usize) -> Vec<f32> {
     let head = |rows: &[f32]| -> Vec<f32> {
         let (first, second) = rows.split_at(head_dim / 2 * columns);

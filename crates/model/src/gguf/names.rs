@@ -50,7 +50,6 @@ const MODULES: [(&str, &str); 30] = [
     ("block_sparse_moe.experts.w2", "ffn_down_exps"),
 ];
 
-/// A tensor of the file.
 #[derive(Clone, Debug)]
 pub(super) struct NamedTensor {
     pub name: String,
@@ -61,9 +60,6 @@ pub(super) struct NamedTensor {
 }
 
 /// Lists the tensors of the file of a model.
-///
-/// # Errors
-/// [`ModelError::NoGguf`] for a tensor that llama.cpp has no name for.
 pub(super) fn tensors(spec: &ModelSpec) -> Result<Vec<NamedTensor>, ModelError> {
     let mut tensors: Vec<NamedTensor> = Vec::new();
     for part in spec.tensors() {

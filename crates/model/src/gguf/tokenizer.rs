@@ -179,7 +179,6 @@ fn merges(model: &Map<String, Json>) -> Result<Vec<(&str, &str)>, String> {
     merges.iter().map(pair).collect::<Option<_>>().ok_or_else(|| "merges in an unknown form".to_owned())
 }
 
-/// Reads the chat template of a folder.
 fn chat_template(folder: &Path) -> Result<Option<String>, ModelError> {
     let path = folder.join(CHAT_TEMPLATE_FILE);
     if path.is_file() {

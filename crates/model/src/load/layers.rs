@@ -25,7 +25,6 @@ use crate::per_layer::PerLayer;
 use crate::shared_expert::SharedExpert;
 use crate::token_rows::TokenRows;
 
-/// Shorthand for a tensor to be read.
 fn tensor(name: &str, shape: &[usize], role: Role) -> TensorSpec {
     TensorSpec { name: name.to_owned(), shape: shape.to_vec(), role, layer: None }
 }
@@ -96,7 +95,6 @@ impl<B: Kernels> Builder<'_, '_, B> {
         })
     }
 
-    /// Reads what reads the layer's own input.
     fn per_layer(
         &mut self,
         spec: &ModelSpec,
@@ -112,7 +110,6 @@ impl<B: Kernels> Builder<'_, '_, B> {
         }))
     }
 
-    /// Reads what computes the layers' own inputs.
     fn layer_inputs(&mut self, spec: &ModelSpec) -> Result<Option<LayerInputs<B>>, ModelError> {
         let Some((sizes, [table, projection, norm])) = spec.per_layer_inputs.zip(spec.per_layer_tensors()) else {
             return Ok(None);
@@ -138,8 +135,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
         }))
     }
 
-    /// Takes the table of the layers' own inputs. That of a folder is read once, to be checked and hashed, and for the mean of its rows if tokens were
-    /// added.
+    /// Takes the table of the layers' own inputs. A folder's is read once: to check and hash it, and for the mean of its rows if tokens were added.
     fn host_table(&mut self, tensor: &TensorSpec) -> Result<HostTable, ModelError> {
         let source = self.table.take().expect("a model whose layers have inputs comes with their table");
         let [rows, width] = [0, 1].map(|axis: usize| tensor.shape[axis]);
@@ -162,7 +158,6 @@ impl<B: Kernels> Builder<'_, '_, B> {
         Ok(table)
     }
 
-    /// Reads a single number.
     fn number(&mut self, tensor: &TensorSpec) -> Result<f32, ModelError> {
         let values = (self.read)(tensor)?;
         let dtype = values.dtype;

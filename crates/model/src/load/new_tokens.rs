@@ -44,7 +44,6 @@ pub(super) fn with_new_rows<'a>(
     Ok(Values::here(buffer, dtype))
 }
 
-/// The rows of a table on the host.
 struct Table<'a> {
     bytes: &'a [u8],
     dtype: DType,

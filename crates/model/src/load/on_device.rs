@@ -35,7 +35,6 @@ impl From<TensorSpec> for BaseSpec<'_> {
 }
 
 impl BaseSpec<'_> {
-    /// Returns the tensors on disk.
     pub(super) fn stored(&self) -> Vec<TensorSpec> {
         let columns = self.tensor.shape[1];
         let piece = |piece: &PieceSpec| TensorSpec {
@@ -114,7 +113,6 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         Ok(parameter)
     }
 
-    /// Returns the quantization format of a base weight.
     pub(super) fn format_of(&self, tensor: &TensorSpec) -> Option<QuantFormat> {
         match self.formats().storage_of(&self.config.spec, &tensor.name, tensor.role) {
             Format::Quantized(format) => Some(format),
@@ -210,7 +208,6 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         Ok(Parameter { name, shape, role, value })
     }
 
-    /// Returns the format of a parameter with this role.
     fn trained_dtype(&self, role: Role) -> DType {
         match self.options.storage.trained_format(role) {
             FloatType::Bf16 => DType::BF16,

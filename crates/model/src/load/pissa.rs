@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use burn_tensor::{DType, Tensor, TensorData};
-use firebrick_arch::{LoraConfig, LoraInit, ModuleSpec, Role, TensorSpec, lora_tensor_names};
+use firebrick_arch::{LoraConfig, LoraInit, ModuleSpec, Role, lora_tensor_names};
 use firebrick_kernels::{Kernels, Parameter, Weight};
 
 use super::Builder;
@@ -39,13 +39,33 @@ impl<B: Kernels> Builder<'_, '_, B> {
         module: &ModuleSpec,
         config: &LoraConfig,
     ) -> Result<(Base<B>, Option<Lora<B>>), ModelError> {
+        let LoraInit::Pissa { niter } = config.init_lora_weights else { unreachable!("the caller has looked") };
         let path = module.lora_path();
         let (rank, scale) = (config.rank_of(path), config.scaling_of(path));
-        let (mut rests, mut starts) = (Vec::new(), Vec::new());
+        let (mut rests, mut pairs) = (Vec::new(), Vec::new());
         for (piece, stored) in module.pieces.iter().zip(weight.stored()) {
-            let (rest, start) = self.split(&stored, &piece.path, rank, scale, config)?;
-            rests.push(rest);
-            starts.push(start);
+            let values = (self.read)(&stored)?;
+            if values.may_be_codes() {
+                return Err(ModelError::PrincipalPartOfCodes { name: stored.name });
+            }
+            let &[outputs, inputs] = stored.shape.as_slice() else { unreachable!("a base weight is a matrix") };
+            let weight_oi = self.upload([outputs, inputs], values, DType::F32)?;
+            let pair = match &config.init_from {
+                Some(folder) => {
+                    let starts = match self.starts.take() {
+                        Some(starts) => starts,
+                        None => open_adapter(&Path::new(folder).join(ADAPTER_WEIGHTS_FILE))?,
+                    };
+                    read_start(self.starts.insert(starts), &piece.path, [outputs, inputs], rank)?
+                }
+                None => {
+                    let name = lora_tensor_names(&piece.path).0;
+                    principal(&weight_oi, rank, scale, niter, self.options.seed, &name)
+                }
+            };
+            rests.push(residual(weight_oi, &pair, rank, scale));
+            pairs.push(pair);
+            (self.progress)(&stored.name);
         }
         let rest = B::join_rows(rests);
         let base = match self.format_of(&weight.tensor) {
@@ -55,52 +75,20 @@ impl<B: Kernels> Builder<'_, '_, B> {
         };
         let (a_name, b_name) = lora_tensor_names(&module.path);
         let (inputs, all) = (weight.tensor.shape[1], module.pieces.len() * rank);
-        let a: Vec<f32> = starts.iter().flat_map(|start| &start.a).copied().collect();
-        let b: Vec<f32> = starts.iter().flat_map(|start| &start.b).copied().collect();
+        let a: Vec<f32> = pairs.iter().flat_map(|pair| &pair.a).copied().collect();
+        let b: Vec<f32> = pairs.iter().flat_map(|pair| &pair.b).copied().collect();
         let lora = Lora {
             a: Parameter::from_host(a_name, &[all, inputs], Role::LoraA, a, self.device),
             b: Parameter::from_host(b_name, &[module.rows(), rank], Role::LoraB, b, self.device),
             scale,
-            starts,
+            starts: pairs,
             magnitude: None,
         };
         Ok((Base::Frozen(base), Some(lora)))
     }
-
-    /// Reads a matrix and splits it into the remainder, f32, and the pair.
-    fn split(
-        &mut self,
-        stored: &TensorSpec,
-        path: &str,
-        rank: usize,
-        scale: f64,
-        config: &LoraConfig,
-    ) -> Result<(Tensor<B, 2>, StartPair), ModelError> {
-        let LoraInit::Pissa { niter } = config.init_lora_weights else { unreachable!("the caller has looked") };
-        let values = (self.read)(stored)?;
-        if values.may_be_codes() {
-            return Err(ModelError::PrincipalPartOfCodes { name: stored.name.clone() });
-        }
-        let &[outputs, inputs] = stored.shape.as_slice() else { unreachable!("a base weight is a matrix") };
-        let weight_oi = self.upload([outputs, inputs], values, DType::F32)?;
-        let start = match &config.init_from {
-            Some(folder) => {
-                let starts = match self.starts.take() {
-                    Some(starts) => starts,
-                    None => open_adapter(&Path::new(folder).join(ADAPTER_WEIGHTS_FILE))?,
-                };
-                read_start(self.starts.insert(starts), path, [outputs, inputs], rank)?
-            }
-            None => principal(&weight_oi, rank, scale, niter, self.options.seed, &lora_tensor_names(path).0),
-        };
-        let rest = residual(weight_oi, &start, rank, scale);
-        (self.progress)(&stored.name);
-        Ok((rest, start))
-    }
 }
 
-/// Computes the pair whose product, times `scale`, is the principal part of a weight `[out, in]` f32. A seed and a name give the same pair on one
-/// device.
+/// Computes the pair whose product, times `scale`, is the principal part of a weight `[out, in]` f32: the same for a seed and a name on one device.
 fn principal<B: Kernels>(
     weight_oi: &Tensor<B, 2>,
     rank: usize,

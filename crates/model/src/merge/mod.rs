@@ -147,7 +147,6 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     source.check(&HfFolder::open(to)?, dtype)
 }
 
-/// A matrix of a parameter of experts.
 struct PartOfParameter {
     parameter: Arc<ModuleSpec>,
     experts: usize,
@@ -171,7 +170,6 @@ fn parameters_of(spec: &ModelSpec, settings: &LoraConfig) -> BTreeMap<String, Pa
     parts
 }
 
-/// The adapter of one module.
 struct ModuleAdapter<'a> {
     a: Cow<'a, TensorF32>,
     b: Cow<'a, TensorF32>,
@@ -191,7 +189,6 @@ impl ModuleAdapter<'_> {
     }
 }
 
-/// The inputs of the merged weights.
 struct Source<'a> {
     base: &'a HfFolder,
     tensors: &'a BTreeMap<String, TensorF32>,
@@ -204,7 +201,6 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Returns the adapter of a weight's module.
     fn adapter_of(&self, name: &str) -> Option<ModuleAdapter<'_>> {
         let path = name.strip_suffix(".weight")?;
         if let Some(part) = self.parameters.get(path) {
@@ -364,7 +360,6 @@ fn merge_bound(dtype: FloatType) -> f64 {
     }
 }
 
-/// Computes the norm of a row.
 fn norm(row: &[f32]) -> f64 {
     row.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt()
 }

@@ -21,7 +21,6 @@ impl Mxfp4Noise {
     }
 }
 
-/// The squares that have been summed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NoiseSums {
     merged: f64,

@@ -34,7 +34,6 @@ pub struct AttentionSinks<B: Kernels> {
 }
 
 impl<B: Kernels> Attention<B> {
-    /// Returns what is done to the outputs of the first group.
     pub(super) fn epilogue(&self, rotary: &[RotaryTables<B>]) -> Epilogue<B> {
         let rotary = self.spec.rope.map(|index| rotary[index].clone());
         let mut heads = HeadsEpilogue::of_qkv(self.spec.head_dim, None, rotary);
@@ -51,19 +50,16 @@ impl<B: Kernels> Attention<B> {
         Epilogue::Heads(heads)
     }
 
-    /// Builds the input of the output projection.
     pub(super) fn gated(&self, parts: &[Tensor<B, 2>], x: Tensor<B, 2>) -> Prologue<B> {
         let gate = parts.last().filter(|_| self.spec.gate != OutputGate::None).cloned();
-        let Some(gate) = gate else { return Prologue::None { x } };
-        let gate = if self.spec.gate == OutputGate::PerHead { self.widened(gate) } else { gate };
+        let Some(mut gate) = gate else { return Prologue::None { x } };
+        if self.spec.gate == OutputGate::PerHead {
+            let ([tokens, heads], width) = (gate.dims(), self.spec.head_dim);
+            // The gate of each head is that of all its values.
+            let widen = || gate.clone().unsqueeze_dim::<3>(2).repeat_dim(2, width).reshape([tokens, heads * width]);
+            gate = B::pause(&gate.device(), widen);
+        }
         Prologue::Gated { gate, up: x, activation: Activation::Sigmoid }
-    }
-
-    /// Repeats the gate of each head for its values.
-    fn widened(&self, gate_nh: Tensor<B, 2>) -> Tensor<B, 2> {
-        let ([tokens, heads], width) = (gate_nh.dims(), self.spec.head_dim);
-        let widen = || gate_nh.clone().unsqueeze_dim::<3>(2).repeat_dim(2, width).reshape([tokens, heads * width]);
-        B::pause(&gate_nh.device(), widen)
     }
 
     /// Backward of [`Self::gated`] as far as the gates are an output of the first group.

@@ -152,7 +152,6 @@ impl<B: Kernels> DeltaNet<B> {
         })
     }
 
-    /// Returns the gates of the result.
     fn gates(&self, parts: &[Tensor<B, 2>]) -> Tensor<B, 2> {
         if !self.is_by_key_head() {
             return parts[1].clone();

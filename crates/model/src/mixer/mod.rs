@@ -58,13 +58,11 @@ pub(crate) struct Mixed<B: Kernels> {
 /// What a mixer's backward reads besides its inputs and its result.
 #[derive(Clone, Debug)]
 pub(crate) enum Kept<B: Kernels> {
-    /// Of attention.
     Statistics(SoftmaxStatistics<B>),
     /// The states of a delta rule at the starts of its chunks.
     States(Tensor<B, 4>),
 }
 
-/// The forward's results that the backward of a mixer needs.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedMixer<B: Kernels> {
     pub(crate) input: Box<ProjectSaved<B>>,
@@ -199,7 +197,6 @@ impl<B: Kernels> Mixer<B> {
 }
 
 impl<B: Kernels> Cache<B> {
-    /// Returns the states, if that is what it has.
     pub(crate) fn states(&self) -> Option<Self> {
         match self {
             Self::Rows(_) => None,

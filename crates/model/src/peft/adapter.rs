@@ -31,7 +31,6 @@ const MAGNITUDE_SUFFIX: &str = ".lora_magnitude_vector";
 /// No vocabulary has a larger id.
 const MAX_TOKEN_ID: usize = 1 << 26;
 
-/// Shapes of tensors by name.
 type Shapes = BTreeMap<String, Vec<usize>>;
 
 /// Reads the settings of an adapter folder. If PEFT finds the targets by a regular expression or by layer number, the adapter's tensors show the

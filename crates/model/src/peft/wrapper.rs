@@ -11,8 +11,7 @@ use firebrick_arch::{ByPattern, HEAD, LoraConfig, ModelSpec, PathPattern, Target
 /// The layers of a text model, in a larger checkpoint and alone: a module of another part does not match.
 const LAYERS: &str = r"model\.(?:language_model\.)?layers\..*\.";
 
-/// Returns these settings as PEFT matches them against the whole checkpoint. `modules` are those of the adapter's
-/// matrices.
+/// Returns these settings as PEFT matches them against the whole checkpoint. `modules` are those of the adapter's matrices.
 pub(super) fn settings_for_wrapper(config: &LoraConfig, spec: &ModelSpec, modules: &[String]) -> LoraConfig {
     let paths = paths_in(TextLayout::ModelFirst, modules);
     let saved = spec.tensors().into_iter().map(|tensor| tensor.name).chain([HEAD.to_owned()]);

@@ -16,7 +16,6 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
 }
 
-/// Reads every tensor of a file as it is stored.
 fn stored(path: &Path) -> BTreeMap<String, TensorBytes> {
     let bytes = read(path).unwrap();
     let tensor = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {

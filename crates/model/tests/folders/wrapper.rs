@@ -30,14 +30,12 @@ fn json_of(path: &Path) -> Value {
     from_str(&read_to_string(path).unwrap()).unwrap()
 }
 
-/// Merges an adapter into a model, which may be written in 4 bits.
 fn merge(model: &Path, adapter: &Path, to: &Path, bnb_4bit: Option<Bnb4bit>) {
     let merge = Merge { bnb_4bit, ..plain_merge(model, adapter) };
     let matrices = stored(&adapter.join(ADAPTER_WEIGHTS_FILE)).len();
     assert_eq!(2 * merge_adapter(&merge, to).unwrap().modules, matrices);
 }
 
-/// Writes the text model of a fixture alone.
 fn write_text_model(name: &str, to: &Path) {
     let (from, wrapper) = (fixture(name), ModelConfig::read(&fixture(name)).unwrap());
     let mut config = json_of(&from.join(CONFIG_FILE))["text_config"].clone();

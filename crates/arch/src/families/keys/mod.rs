@@ -17,7 +17,6 @@ use crate::spec::{Activation, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 /// The largest size of one dimension.
 const MAX_SIZE: usize = 1 << 28;
-/// The largest number of layers.
 const MAX_LAYERS: usize = 10_000;
 /// The largest number of experts of one layer.
 const MAX_EXPERTS: usize = 1024;
@@ -53,7 +52,8 @@ impl<'a> Base<'a> {
         };
         let attention = AttentionSpec::new(heads, kv_heads(json, heads, defaults.kv_heads.unwrap_or(heads))?, head_dim);
         let max_position_embeddings = size_or(json, "max_position_embeddings", defaults.max_position_embeddings)?;
-        let (count, rms_norm_eps) = (layer_count(json)?, defaults.rms_norm_eps);
+        let layers = "num_hidden_layers";
+        let (count, rms_norm_eps) = (in_range(json, layers, size(json, layers)?, MAX_LAYERS)?, defaults.rms_norm_eps);
         Ok(Self { json, rms_norm_eps, attention, count, max_position_embeddings })
     }
 
@@ -69,7 +69,6 @@ impl<'a> Base<'a> {
         rope::rope_with_theta(self.json, self, rope::DEFAULT_THETA)
     }
 
-    /// Returns layers that differ in nothing.
     pub(super) fn equal_layers(&self, mlp: MlpSpec, norms: LayerNorms) -> Vec<LayerSpec> {
         vec![self.layer(mlp, norms, self.attention.window); self.count]
     }
@@ -113,12 +112,6 @@ pub(super) fn size(json: &JsonObject, key: &str) -> Result<usize, ArchError> {
     in_range(json, key, value, MAX_SIZE)
 }
 
-/// Reads the required number of layers.
-fn layer_count(json: &JsonObject) -> Result<usize, ArchError> {
-    let key = "num_hidden_layers";
-    in_range(json, key, size(json, key)?, MAX_LAYERS)
-}
-
 /// Reads the number of experts of a layer, under one of these keys (transformers knows both names), and the number of experts per token.
 pub(super) fn experts(
     json: &JsonObject,
@@ -154,13 +147,11 @@ pub(super) fn size_or(json: &JsonObject, key: &str, default: usize) -> Result<us
     in_range(json, key, json.usize(key)?.unwrap_or(default), MAX_SIZE)
 }
 
-/// Reads a constant greater than zero with a default.
 pub(super) fn positive_or(json: &JsonObject, key: &str, default: f64) -> Result<f64, ArchError> {
     let value = json.f64(key)?.unwrap_or(default);
     if value.is_finite() && value > 0.0 { Ok(value) } else { Err(json.bad(key, value, "it must be greater than zero")) }
 }
 
-/// Reads a switch with a default.
 pub(super) fn bool_or(json: &JsonObject, key: &str, default: bool) -> Result<bool, ArchError> {
     Ok(json.bool(key)?.unwrap_or(default))
 }

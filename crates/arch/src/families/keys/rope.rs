@@ -182,7 +182,10 @@ fn read(
 ) -> Result<Rope, ArchError> {
     let (theta, scaling) = match nested {
         Some(rope) => {
-            refuse_layer_types(rope)?;
+            if let Some(key) = ["full_attention", "sliding_attention"].into_iter().find(|key| rope.get(key).is_some()) {
+                let advice = "One rotary embedding serves all layers of this family; choose a model whose rope_parameters are not nested";
+                return Err(rope.unsupported(key, "an embedding for one type of layers", advice));
+            }
             let original_max = original_max(json, rope, max_position_embeddings)?;
             (rope.f64("rope_theta")?, scaling(rope, rotary_dim, original_max, max_position_embeddings)?)
         }
@@ -220,16 +223,6 @@ fn refuse_query_scale(rope: &JsonObject) -> Result<(), ArchError> {
     }
 }
 
-fn refuse_layer_types(rope: &JsonObject) -> Result<(), ArchError> {
-    match ["full_attention", "sliding_attention"].into_iter().find(|key| rope.get(key).is_some()) {
-        Some(key) => {
-            let advice = "One rotary embedding serves all layers of this family; choose a model whose rope_parameters are not nested";
-            Err(rope.unsupported(key, "an embedding for one type of layers", advice))
-        }
-        None => Ok(()),
-    }
-}
-
 /// Reads the old context in tokens: from the top level, then from the nested object, then the whole context.
 fn original_max(json: &JsonObject, rope: &JsonObject, max_position_embeddings: usize) -> Result<usize, ArchError> {
     let key = "original_max_position_embeddings";
@@ -260,7 +253,20 @@ fn scaling(
         "llama3" => llama3(rope, original_max),
         "yarn" => yarn(rope, original_max, max_position_embeddings),
         // "su" is the name in the first files of Phi-3.
-        "longrope" | "su" => long_rope(rope, rotary_dim, original_max, max_position_embeddings),
+        "longrope" | "su" => {
+            let factor = growth_factor(rope, original_max, max_position_embeddings)?;
+            let attention_factor = match rope.f64("attention_factor")? {
+                Some(attention_factor) => attention_factor,
+                None if factor <= 1.0 => 1.0,
+                None => (1.0 + factor.ln() / (original_max as f64).ln()).sqrt(),
+            };
+            Ok(RopeScaling::LongRope {
+                short_factor: divisors(rope, "short_factor", rotary_dim / 2)?,
+                long_factor: divisors(rope, "long_factor", rotary_dim / 2)?,
+                original_max_position_embeddings: original_max,
+                attention_factor,
+            })
+        }
         other => {
             let advice = "Supported: \"default\", \"proportional\", \"linear\", \"llama3\", \"yarn\", \"longrope\"; choose a model with one of these";
             Err(rope.unsupported("rope_type", format!("\"{other}\""), advice))
@@ -312,26 +318,6 @@ fn yarn(rope: &JsonObject, original_max: usize, max_position_embeddings: usize) 
         original_max_position_embeddings: original_max,
         attention_factor,
         truncate: rope.bool("truncate")?.unwrap_or(true),
-    })
-}
-
-fn long_rope(
-    rope: &JsonObject,
-    rotary_dim: usize,
-    original_max: usize,
-    max_position_embeddings: usize,
-) -> Result<RopeScaling, ArchError> {
-    let factor = growth_factor(rope, original_max, max_position_embeddings)?;
-    let attention_factor = match rope.f64("attention_factor")? {
-        Some(attention_factor) => attention_factor,
-        None if factor <= 1.0 => 1.0,
-        None => (1.0 + factor.ln() / (original_max as f64).ln()).sqrt(),
-    };
-    Ok(RopeScaling::LongRope {
-        short_factor: divisors(rope, "short_factor", rotary_dim / 2)?,
-        long_factor: divisors(rope, "long_factor", rotary_dim / 2)?,
-        original_max_position_embeddings: original_max,
-        attention_factor,
     })
 }
 

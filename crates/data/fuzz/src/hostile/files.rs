@@ -55,7 +55,7 @@ pub(crate) fn all() -> Vec<Hostile> {
         Hostile::new("text", "file_of_100_mib", &["rows.txt:1", "larger than 64 MiB"], || {
             [&b"\0"[..], &vec![b'x'; 100 * MIB]].concat()
         }),
-        Hostile::new("packed", "gz_bomb_jsonl", TOO_LARGE, || gzip(0, b'x', 300 * MIB)),
+        Hostile::new("packed", "gz_bomb_jsonl", TOO_LARGE, || packed_with(0, b"", b'x', 300 * MIB)),
         Hostile::new("packed", "zst_bomb_jsonl", TOO_LARGE, || zstandard(1, b'x', 300 * MIB)),
         Hostile::new("packed", "gz_bomb_json", TOO_LARGE, || packed_with(2, b"[{\"a\":\"", b'x', 300 * MIB)),
         Hostile::new("packed", "zst_bomb_json_of_blanks", &[], || zstandard(3, b' ', 300 * MIB)),
@@ -112,10 +112,6 @@ fn listing(path: &str, pattern: &str) -> Vec<u8> {
         "cardData": { "configs": [{ "config_name": "a", "data_files": pattern }] }
     });
     [vec![0], json.to_string().into_bytes()].concat()
-}
-
-fn gzip(first: u8, byte: u8, count: usize) -> Vec<u8> {
-    packed_with(first, b"", byte, count)
 }
 
 /// Returns gzip data after the byte that selects the inner format.

@@ -20,7 +20,6 @@ const USES: &str = "1 ; n.x == n.y ; n.x < n.y ; [n.x, n.y] | sort | length ; [n
     length ; n.x | tojson | length ; n.x in [n.y] ; n.x | pprint | length ; n.x | list | length ; n.x ~ '' ; n.x | join ; [n.x, n.y] | max \
     | length ; [n.x].index(n.y) ; [n.x].count(n.y) ; n.x.count(n.y)";
 
-/// Returns the hostile template of a seed.
 pub(crate) fn random(seed: u64) -> String {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
     let mut below = |end: u64| {

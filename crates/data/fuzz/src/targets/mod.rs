@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 use firebrick_data::SourceSpec;
 use tempfile::TempDir;
 
-/// The result for an input.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     /// Rows, examples, documents or texts that were read.
@@ -40,7 +39,6 @@ impl Outcome {
     }
 }
 
-/// A function that takes any bytes.
 pub(crate) type Target = fn(&[u8]) -> Outcome;
 
 /// All targets by name; the corpus of each is the folder of its name.
@@ -75,8 +73,7 @@ pub(crate) fn parts(bytes: &[u8]) -> Vec<&[u8]> {
     parts
 }
 
-/// An empty folder, in memory where the system supports that, removed at the end of its use; a process that is killed
-/// leaves it.
+/// An empty folder, in memory where the system supports that, removed at the end of its use; a killed process leaves it.
 pub(crate) struct Folder(TempDir);
 
 impl Folder {

@@ -67,7 +67,6 @@ pub(crate) fn hub_listing(bytes: &[u8]) -> Outcome {
     records(&spec, &folder)
 }
 
-/// Reads a file of these bytes.
 pub(crate) fn read(name: &str, bytes: &[u8], spec: SourceSpec) -> Outcome {
     let folder = Folder::new();
     let path = folder.write(name, bytes).to_str().expect("a path of this process").to_owned();

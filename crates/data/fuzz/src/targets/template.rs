@@ -33,7 +33,6 @@ const TEMPLATES: [&str; 8] = [
     include_str!("../../../tests/golden/templates/reasoning.jinja"),
 ];
 
-/// Compiles and renders the source of a template.
 pub(crate) fn template(bytes: &[u8]) -> Outcome {
     let mut outcome = Outcome::default();
     let mut tokenizer: MutexGuard<'_, Tokenizer> = TOKENIZER.lock().unwrap_or_else(PoisonError::into_inner);

@@ -32,8 +32,7 @@ pub(crate) fn tokenizer_config(bytes: &[u8]) -> Outcome {
     load(folder.path())
 }
 
-/// Reads `tokenizer.json`, which the `tokenizers` crate parses. It panics on some files (a `Precompiled` normalizer with damaged tables); that must
-/// become an error.
+/// Reads `tokenizer.json`. The `tokenizers` crate panics on some (a `Precompiled` normalizer with damaged tables); that must become an error.
 pub(crate) fn tokenizer_json(bytes: &[u8]) -> Outcome {
     let folder = Folder::new();
     folder.write("tokenizer.json", bytes);

@@ -68,8 +68,7 @@ impl Scanner {
         }
     }
 
-    /// Skips the next value, of which `depth` brackets are already open, and stores its text if requested. Only its
-    /// extent is checked.
+    /// Skips the next value, of which `depth` brackets are already open, and stores its text if requested. Only its extent is checked.
     pub(super) fn value(&mut self, depth: usize, mut text: Option<&mut Vec<u8>>) -> SourceResult<()> {
         self.peek()?;
         let place = self.place();
@@ -150,7 +149,6 @@ impl Extent {
     }
 }
 
-/// Formats a byte for messages.
 pub(super) fn show(byte: Option<u8>) -> String {
     byte.map_or("the end of the file".to_owned(), |byte| format!("{:?}", char::from(byte)))
 }

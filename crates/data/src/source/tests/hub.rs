@@ -65,10 +65,6 @@ impl Client {
     fn error(&self, spec: &SourceSpec) -> String {
         self.read(spec).expect_err("must be refused").to_string()
     }
-
-    fn repository(&self) -> std::path::PathBuf {
-        self.cache.path().join("datasets--owner--name")
-    }
 }
 
 fn spec() -> SourceSpec {
@@ -151,7 +147,7 @@ fn a_redirect_within_the_hub_keeps_token_and_etag() {
     let mut client = Client::new(&server);
     client.settings.token = Some("secret".to_owned());
     assert_eq!(client.texts(&spec()), ["a"]);
-    assert!(client.repository().join("blobs").join(etag(&row("a"))).is_file());
+    assert!(client.cache.path().join("datasets--owner--name/blobs").join(etag(&row("a"))).is_file());
 }
 
 #[test]

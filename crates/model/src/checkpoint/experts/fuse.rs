@@ -19,13 +19,11 @@ pub(crate) struct FusedTensors {
     of_parts: BTreeMap<String, String>,
 }
 
-/// A tensor of all experts.
 struct FusedTensor {
     /// Experts, inputs (1 for a bias) and outputs.
     sizes: [usize; 3],
     /// Whether the matrices of experts are as the model has them, with gate's rows and then up's.
     in_rows: bool,
-    /// The tensors of single experts.
     parts: Vec<FusedPart>,
 }
 
@@ -109,7 +107,8 @@ impl FusedTensors {
                 Err(error) => return Some(Err(error)),
             };
             let [experts, inputs, outputs] = fused.sizes;
-            let size = bytes.len() / (inputs * outputs / fused.parts_of_an_expert());
+            let projections = fused.parts.len() / experts;
+            let size = bytes.len() / (inputs * outputs / projections);
             all.resize(experts * inputs * outputs * size, 0);
             fused.place(part, &bytes, &mut all, size);
         }
@@ -142,11 +141,6 @@ impl FusedTensors {
 }
 
 impl FusedTensor {
-    /// Counts the projections that it holds of each expert.
-    fn parts_of_an_expert(&self) -> usize {
-        self.parts.len() / self.sizes[0]
-    }
-
     /// Copies the elements of a part, of `size` bytes each, to their places.
     fn place(&self, part: &FusedPart, bytes: &[u8], all: &mut [u8], size: usize) {
         let ([_, inputs, outputs], Interleaved { first, step, .. }) = (self.sizes, part.projection);

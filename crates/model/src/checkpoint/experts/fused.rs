@@ -22,7 +22,6 @@ use crate::error::ModelError;
 
 /// The part of a path before the name of a projection.
 const EXPERTS: &str = ".experts.";
-/// Suffix of the names of biases.
 const BIAS: &str = "_bias";
 /// Columns that are gathered together, so that they come from few cache lines at a time.
 const TILE: usize = 16;
@@ -32,7 +31,6 @@ const TILE: usize = 16;
 pub(crate) struct Interleaved {
     /// The projection's name in the model.
     pub(crate) name: &'static str,
-    /// Its first row.
     pub(crate) first: usize,
     /// Rows from one of its rows to the next.
     pub(crate) step: usize,
@@ -131,12 +129,10 @@ fn slices_of(stored: &str, shard: &Arc<Shard>, in_rows: bool) -> Vec<(String, Ex
 }
 
 impl ExpertSlice {
-    /// Returns the file with its elements.
     pub(crate) fn path(&self) -> &Path {
         self.shard.path()
     }
 
-    /// Returns the format of its elements.
     pub(crate) fn dtype(&self) -> Dtype {
         self.shard.known(&self.stored).dtype
     }
@@ -172,7 +168,6 @@ impl ExpertSlice {
         Ok(values)
     }
 
-    /// Gathers elements of `N` bytes.
     fn gather<const N: usize>(&self, of_expert: &[u8], out: &mut [u8]) {
         let (from, columns) = (of_expert.as_chunks::<N>().0, self.shape.get(1).copied().unwrap_or(1));
         let [row_step, column_step] = self.steps;

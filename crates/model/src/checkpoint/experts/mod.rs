@@ -109,7 +109,10 @@ impl StoredParts {
     /// Puts the values of a parameter's parts, one after the other, in the order of the run.
     pub(crate) fn put_together(&self, parameter: &str, values: Vec<f32>) -> Vec<f32> {
         match self.0.get(parameter) {
-            Some(Stored::B(_, b)) => b.of_run(&values),
+            Some(Stored::B(_, b)) => {
+                let all = values.len() / (b.experts * b.r);
+                (0..b.experts).flat_map(|expert| b.rows_of(&values, expert, 0..all)).collect()
+            }
             _ => values,
         }
     }
@@ -120,7 +123,6 @@ impl StoredParts {
 pub(crate) struct ParameterB {
     /// Number of experts: the fastest axis of the columns of the file's `[out, r * experts]`.
     pub(crate) experts: usize,
-    /// Rank of an expert.
     pub(crate) r: usize,
     /// Order of the file's rows.
     pub(crate) order: OutputOrder,
@@ -137,12 +139,6 @@ impl ParameterB {
     pub(crate) fn rows_of(self, stored: &[f32], expert: usize, rows: Range<usize>) -> Vec<f32> {
         let all = stored.len() / (self.experts * self.r);
         rows.flat_map(|row| self.places(expert, row, all)).map(|place| stored[place]).collect()
-    }
-
-    /// Turns the values of a file into those of a run, `[experts * out, r]`.
-    fn of_run(self, stored: &[f32]) -> Vec<f32> {
-        let all = stored.len() / (self.experts * self.r);
-        (0..self.experts).flat_map(|expert| self.rows_of(stored, expert, 0..all)).collect()
     }
 
     fn of_file(self, run: &[f32]) -> Vec<f32> {

@@ -133,7 +133,6 @@ struct State {
     nested_offset: Option<f64>,
 }
 
-/// The tensors of a weight.
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) format: Bnb4bit,
@@ -170,7 +169,12 @@ pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<Quantize
         true => {
             let nested = (unclaimed.take(name, part("nested_absmax"))?, state.nested_offset.unwrap_or(0.0) as f32);
             let map = unclaimed.take(name, part("nested_quant_map"))?;
-            check_nested_map(name, &map, unclaimed)?;
+            let is_near =
+                |(stored, ours): (&f32, &f32)| (stored - ours).abs() <= MAP_TOLERANCE * ours.abs() || stored == ours;
+            let ours = DynamicMap::signed();
+            if map.info().shape != [256] || !map.floats()?.iter().zip(ours.values()).all(is_near) {
+                return Err(unclaimed.bad(name, "its nested_quant_map is not the dynamic map".to_owned()));
+            }
             Some(nested)
         }
     };
@@ -180,12 +184,6 @@ pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<Quantize
     let parts = Parts { format, codes, absmax, nested };
     parts.check(&state).map_err(|problem| unclaimed.bad(name, problem))?;
     Ok(QuantizedWeight { name: name.to_owned(), shape: state.shape, scheme: Scheme::Bnb(parts) })
-}
-
-fn check_nested_map(name: &str, map: &Part, unclaimed: &Unclaimed<'_>) -> Result<(), ModelError> {
-    let is_near = |(stored, ours): (&f32, &f32)| (stored - ours).abs() <= MAP_TOLERANCE * ours.abs() || stored == ours;
-    let is_ours = map.info().shape == [256] && map.floats()?.iter().zip(DynamicMap::signed().values()).all(is_near);
-    if is_ours { Ok(()) } else { Err(unclaimed.bad(name, "its nested_quant_map is not the dynamic map".to_owned())) }
 }
 
 impl Parts {

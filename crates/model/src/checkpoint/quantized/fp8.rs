@@ -23,7 +23,6 @@ const SCALE: &str = "_scale";
 /// The scales of activations, after the module's name.
 const OF_ACTIVATIONS: [&str; 2] = ["activation_scale", "input_scale"];
 
-/// The tensors of a weight.
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) codes: Part,

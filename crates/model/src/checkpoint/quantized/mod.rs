@@ -73,7 +73,6 @@ impl QuantizedWeight {
         }
     }
 
-    /// Returns the file with its codes.
     pub(super) fn path(&self) -> &Path {
         self.codes().shard.path()
     }
@@ -86,7 +85,6 @@ impl QuantizedWeight {
         codes
     }
 
-    /// Returns the size of the stored codes in bytes.
     pub(super) fn code_bytes(&self) -> usize {
         match &self.scheme {
             Scheme::Mxfp4(parts) => parts.code_bytes(),
@@ -94,8 +92,7 @@ impl QuantizedWeight {
         }
     }
 
-    /// Reads its codes into `codes`, which has room for them, and returns its scales; `None` if they are not bit for bit those of
-    /// [`QuantizedWeight::format`].
+    /// Reads its codes into `codes`, which has room for them, and returns its scales; `None` if they differ from those of [`QuantizedWeight::format`].
     pub(super) fn read_codes(&self, codes: &mut [u8]) -> Result<Option<BlockScales>, ModelError> {
         let scales = match &self.scheme {
             Scheme::Bnb(parts) => Some(parts.scales()?),
@@ -120,7 +117,6 @@ impl QuantizedWeight {
         Ok(Some(QuantizedTensor { format, codes, scales: HostScales { block }, shape: self.shape.clone() }))
     }
 
-    /// Reads its values in f32.
     pub(super) fn values(&self) -> Result<Vec<f32>, ModelError> {
         if let Some(codes) = self.read()? {
             return Ok(codes.dequantize());
@@ -173,7 +169,6 @@ struct Unclaimed<'a> {
 }
 
 impl Unclaimed<'_> {
-    /// Takes a part of `weight`.
     fn take(&mut self, weight: &str, name: String) -> Result<Part, ModelError> {
         self.take_if_there(&name).ok_or_else(|| self.bad(weight, format!("its part `{name}` is missing")))
     }

@@ -14,7 +14,6 @@ use crate::error::ModelError;
 
 /// Values that share a scale.
 pub(crate) const BLOCK: usize = 32;
-/// Bytes of their codes.
 const BLOCK_BYTES: usize = BLOCK / 2;
 /// Suffixes of the names of codes and scales.
 pub(crate) const CODES: &str = "_blocks";
@@ -72,7 +71,6 @@ pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<Vec<Quan
 }
 
 impl Parts {
-    /// Returns the bytes of the codes.
     pub(super) fn code_bytes(&self) -> usize {
         self.shape[0] * self.row_blocks() * BLOCK_BYTES
     }

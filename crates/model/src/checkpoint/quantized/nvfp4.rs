@@ -16,7 +16,6 @@ use crate::error::ModelError;
 const BLOCK: usize = 16;
 const SUFFIX: &str = ".weight_packed";
 
-/// The tensors of a weight.
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) codes: Part,

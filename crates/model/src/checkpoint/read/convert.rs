@@ -27,7 +27,6 @@ pub(crate) fn device_dtype(stored: Dtype) -> Option<DType> {
     }
 }
 
-/// Converts a float type to its safetensors name.
 pub(crate) fn stored_as(float: FloatType) -> Dtype {
     match float {
         FloatType::F32 => Dtype::F32,
@@ -63,7 +62,6 @@ pub(crate) fn not_finite(name: &str, path: &Path, index: usize, value: f32, form
     ModelError::NotFiniteWeight { name, path, index, value, format }
 }
 
-/// Checks values that were read from a tensor.
 pub(crate) fn check_finite(name: &str, path: &Path, values: &[f32]) -> Result<(), ModelError> {
     match first_not_finite(bytemuck::cast_slice(values), DType::F32) {
         None => Ok(()),
@@ -116,7 +114,6 @@ fn widen(word: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(word)) << 16)
 }
 
-/// Finds the first NaN or infinity.
 pub(crate) fn first_not_finite(bytes: &[u8], dtype: DType) -> Option<usize> {
     // Ignoring the sign, the bits of floats have the order of the floats, with infinity and NaN on top: so one maximum over signed integers, which
     // every vector extension has, decides for a block.
@@ -138,7 +135,6 @@ pub(crate) fn first_not_finite(bytes: &[u8], dtype: DType) -> Option<usize> {
     }
 }
 
-/// Converts one element to a number.
 pub(crate) fn element(bytes: &[u8], dtype: DType, index: usize) -> f32 {
     match dtype {
         DType::F32 => f32::from_le_bytes(bytes.as_chunks().0[index]),

@@ -63,7 +63,6 @@ impl Holder {
         }
     }
 
-    /// Returns the file with its elements.
     fn path(&self) -> &Path {
         match self {
             Self::Plain(shard) => shard.path(),
@@ -333,7 +332,6 @@ fn without_weights(dir: &Path, usual: ModelError) -> ModelError {
     paths.find(is_compressed).map_or(usual, |path| ModelError::CompressedWeights { path })
 }
 
-/// Reads the names in one safetensors file from its header.
 pub(crate) fn safetensors_names(path: &Path) -> Result<Vec<String>, ModelError> {
     Ok(Shard::open(path)?.names().collect())
 }
@@ -349,7 +347,6 @@ pub(crate) fn adapter_shapes(path: &Path) -> Result<BTreeMap<String, Vec<usize>>
     Ok(shard.names().map(|name| (name.clone(), shard.known(&name).shape.clone())).collect())
 }
 
-/// Reads every tensor of an adapter into f32.
 pub(crate) fn read_adapter_f32(path: &Path) -> Result<BTreeMap<String, TensorF32>, ModelError> {
     let shard = open_adapter(path)?;
     let read = |name: String| {
@@ -359,7 +356,6 @@ pub(crate) fn read_adapter_f32(path: &Path) -> Result<BTreeMap<String, TensorF32
     shard.names().map(read).collect()
 }
 
-/// Reads from the index which tensors are in each shard.
 fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, ModelError> {
     let map = parse_object(&read_text(path)?, path)?;
     let json = JsonObject::new(path, &map);
@@ -369,7 +365,8 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, ModelError> 
     let mut by_shard = BTreeMap::<String, Vec<String>>::new();
     for (name, file) in weight_map.as_object().ok_or_else(wrong)? {
         let Value::String(file) = file else { return Err(wrong().into()) };
-        if !is_file_name(file) {
+        // A shard is in the same folder, on every system.
+        if matches!(file.as_str(), "" | "." | "..") || file.contains(['/', '\\', ':', '\0']) {
             return Err(ModelError::OutsideFolder {
                 path: path.to_path_buf(),
                 tensor: name.clone(),
@@ -379,11 +376,6 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, ModelError> 
         by_shard.entry(file.clone()).or_default().push(name.clone());
     }
     Ok(by_shard)
-}
-
-/// Returns whether a name leads to a file in the same folder on every system.
-fn is_file_name(name: &str) -> bool {
-    !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', ':', '\0'])
 }
 
 #[cfg(test)]

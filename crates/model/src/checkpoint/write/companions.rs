@@ -46,8 +46,7 @@ impl Companions {
         there.map(|file| Ok((file.to_owned(), read_text(&adapter.join(file))?))).collect()
     }
 
-    /// Writes the files into `to`. The generation settings name `eos_token_ids` in addition to those already there, and the padding token if one was
-    /// chosen.
+    /// Writes the files into `to`. The generation settings also name `eos_token_ids`, and the padding token if one was chosen.
     pub(crate) fn write(&self, to: &Path, eos_token_ids: &[u32], pad_token_id: Option<u32>) -> Result<(), ModelError> {
         for file in TOKENIZER_FILES.into_iter().chain(PREPROCESSOR_FILES) {
             self.copy(file, to)?;
@@ -84,7 +83,6 @@ impl Companions {
         Ok(names.filter(|name| states_terms(name)).collect())
     }
 
-    /// Copies the folder's own templates.
     fn copy_templates(&self, to: &Path) -> Result<(), ModelError> {
         for file in [TOKENIZER_CONFIG_FILE, CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_JSON] {
             self.copy(file, to)?;

@@ -128,7 +128,11 @@ pub(super) fn write_sharded(
         }
     };
     write_folder(dir, |partial| {
-        let infos = infos_of_model(config, &fused, wrapper_tensors, dtype).chain(wrapper_tensors.tensors(dtype)?);
+        let infos = fused.stored(config.spec.tensors()).into_iter().map(|(name, shape)| {
+            let dtype = stored_as(stored_format(&name, dtype));
+            (wrapper_tensors.name_of(&name), TensorInfo { dtype, shape })
+        });
+        let infos = infos.chain(wrapper_tensors.tensors(dtype)?);
         write_shards(partial, &in_shards(infos, max_shard_bytes), &mut read)?;
         write_companions(partial, config, companions, &config.text_with(dtype.name(), None))
     })
@@ -180,19 +184,6 @@ fn header(order: &[(&String, &TensorInfo)]) -> Vec<u8> {
     header
 }
 
-/// Lists the tensors of the model as they are in its files, in its order.
-fn infos_of_model(
-    config: &ModelConfig,
-    fused: &FusedTensors,
-    wrapper_tensors: WrapperTensors<'_>,
-    dtype: FloatType,
-) -> impl Iterator<Item = (String, TensorInfo)> {
-    fused.stored(config.spec.tensors()).into_iter().map(move |(name, shape)| {
-        let dtype = stored_as(stored_format(&name, dtype));
-        (wrapper_tensors.name_of(&name), TensorInfo { dtype, shape })
-    })
-}
-
 /// Fills shards with tensors in their order, each up to `max_bytes`; a tensor is never split.
 pub(super) fn in_shards(
     tensors: impl Iterator<Item = (String, TensorInfo)>,
@@ -234,7 +225,6 @@ pub(super) fn shard_file(index: usize, count: usize) -> String {
     if count == 1 { WEIGHTS_FILE.to_owned() } else { format!("model-{:05}-of-{count:05}.safetensors", index + 1) }
 }
 
-/// Writes the index that maps tensors to shards.
 pub(super) fn write_index(
     dir: &Path,
     total_size: usize,
@@ -257,10 +247,6 @@ mod tests {
     use super::*;
     use crate::checkpoint::HfFolder;
     use crate::test_config::{shapes, tiny, write_folder_of};
-
-    fn fail<T>(name: &str) -> Result<T, ModelError> {
-        Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() })
-    }
 
     fn one(name: &str, value: f32) -> BTreeMap<String, TensorF32> {
         BTreeMap::from([(name.to_owned(), TensorF32 { shape: vec![1], values: vec![value] })])
@@ -329,6 +315,7 @@ mod tests {
         let temp = tempdir().unwrap();
         let (dir, config) = (temp.path().join("to"), tiny(&[]).unwrap());
         let shapes = shapes(&config);
+        let fail = |name: &str| Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() });
         write_hf_folder(&dir, &config, FloatType::F32, None, None, |name| {
             write_hf_folder(&dir, &config, FloatType::F32, None, None, fail).unwrap_err();
             Ok(Fetched::Values(vec![1.0; shapes[name].iter().product()]))

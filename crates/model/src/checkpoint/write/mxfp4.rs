@@ -39,7 +39,18 @@ pub(crate) fn write_mxfp4_folder(
             return Ok(scales);
         }
         if let Some(name) = stored.strip_suffix(MXFP4_CODES).filter(|name| fused.is_weight(name)) {
-            let [codes, of_codes] = fused.read_mxfp4(name, |part| expert(part, config, base, &mut fetch))?;
+            let [codes, of_codes] = fused.read_mxfp4(name, |part| match fetch(part)? {
+                Some(Fetched::Values(values)) => {
+                    let shape = base.info(part)?.shape;
+                    let refused = |source| ModelError::NotQuantizable { name: part.to_owned(), source };
+                    QuantizedTensor::mxfp4_of_least_error(&values, &shape).map_err(refused)
+                }
+                Some(Fetched::Bytes(_)) => unreachable!("a weight of experts in MXFP4 is no bytes of one tensor"),
+                None => {
+                    assert!(config.spec.is_mxfp4(part), "`{part}` is copied");
+                    Ok(base.read_quantized(part)?.expect("the base was compared with its config.json"))
+                }
+            })?;
             scales.insert(format!("{name}{MXFP4_SCALES}"), of_codes);
             return Ok(codes);
         }
@@ -66,25 +77,4 @@ fn infos(fused: &FusedTensors, name: &str, shape: &[usize], dtype: FloatType) ->
     let codes = [&scales[..], &[MXFP4_BLOCK / 2]].concat();
     let parts = [(MXFP4_CODES, codes), (MXFP4_SCALES, scales)];
     parts.map(|(suffix, shape)| (format!("{name}{suffix}"), TensorInfo { dtype: Dtype::U8, shape })).into()
-}
-
-/// Returns a weight of one expert.
-fn expert(
-    name: &str,
-    config: &ModelConfig,
-    base: &HfFolder,
-    fetch: &mut impl FnMut(&str) -> Result<Option<Fetched>, ModelError>,
-) -> Result<QuantizedTensor, ModelError> {
-    match fetch(name)? {
-        Some(Fetched::Values(values)) => {
-            let shape = base.info(name)?.shape;
-            let refused = |source| ModelError::NotQuantizable { name: name.to_owned(), source };
-            QuantizedTensor::mxfp4_of_least_error(&values, &shape).map_err(refused)
-        }
-        Some(Fetched::Bytes(_)) => unreachable!("a weight of experts in MXFP4 is no bytes of one tensor"),
-        None => {
-            assert!(config.spec.is_mxfp4(name), "`{name}` is copied");
-            Ok(base.read_quantized(name)?.expect("the base was compared with its config.json"))
-        }
-    }
 }

@@ -23,8 +23,7 @@ const O200K: &str = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*
 /// That of Mistral NeMo and later.
 const TEKKEN: &str = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-/// Rules of llama.cpp: the text of the rule, its name, whether llama.cpp takes a piece that is a token without merging it, and whether llama.cpp has
-/// the rule nearly.
+/// Rules of llama.cpp: the rule's text, its name, whether a piece that is a token is taken without merging it, and whether llama.cpp has it nearly.
 const RULES: [(&str, &str, bool, bool); 6] = [
     (LLAMA_3, "llama-bpe", true, false),
     (LLAMA_3, "smaug-bpe", false, false),
@@ -122,8 +121,7 @@ fn merges_give_every_token(json: &Map<String, Json>, model: &Map<String, Json>, 
     })
 }
 
-/// Returns whether a normalizer leaves texts of composed characters unchanged. llama.cpp has no step for NFC: it makes other tokens of a text with
-/// decomposed characters.
+/// Returns whether a normalizer keeps composed characters. llama.cpp has no step for NFC: it makes other tokens of decomposed ones.
 fn leaves_composed_text(normalizer: &Json) -> bool {
     match normalizer.get("normalizers").and_then(Json::as_array) {
         Some(steps) => steps.iter().all(leaves_composed_text),

@@ -11,7 +11,6 @@ use crate::checkpoint::quantized::QuantizedWeight;
 use crate::checkpoint::read::{Holder, convert};
 use crate::error::ModelError;
 
-/// A tensor to be read.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Request {
     /// Its name in the folder.
@@ -46,11 +45,9 @@ pub(super) struct Piece {
     pub(super) bytes: usize,
 }
 
-/// The result of reading a piece.
 pub(super) struct Ready {
     /// Elements, or codes that are padded to whole blocks with the codes of zero.
     pub(super) buffer: HostBuffer,
-    /// The scales of kept codes.
     pub(super) scales: Option<HostScales>,
     /// XXH3 of the elements in their format, or of codes and scales.
     pub(super) hash: u64,

@@ -29,7 +29,6 @@ enum Source<'a> {
     Several(VecDeque<Values<'a>>),
 }
 
-/// The contents of a tensor after reading.
 #[derive(Debug)]
 pub(crate) enum CodesOrValues<'a> {
     /// Codes in the requested format, padded to whole blocks with the codes of zero, and their scales.
@@ -95,7 +94,6 @@ impl<'a> Values<'a> {
         Self::here(buffer, DType::F32)
     }
 
-    /// Returns all elements in one buffer.
     pub(crate) fn into_buffer(mut self, allocate: &dyn Fn(usize) -> HostBuffer) -> Result<HostBuffer, ModelError> {
         if self.pieces() == 1 {
             return self.next().expect("values are taken once");
@@ -175,7 +173,6 @@ pub(crate) fn keeps_narrow_scales(format: QuantFormat) -> bool {
     format == QuantFormat::Mxfp4
 }
 
-/// Puts the scales of several tensors together.
 fn joined_scales(format: QuantFormat, scales: Vec<BlockScales>) -> BlockScales {
     if !keeps_narrow_scales(format) {
         return BlockScales::Float(scales.iter().flat_map(BlockScales::values).collect());
