@@ -3,7 +3,7 @@
 //! Not supported: tokens from git credential stores.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::address::without_secrets;
 
@@ -76,6 +76,8 @@ impl HubSettings {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn settings(variables: &[(&str, &str)]) -> HubSettings {

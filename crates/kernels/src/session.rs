@@ -112,6 +112,9 @@ pub enum Hint<'a, B: Backend> {
     },
     /// The forward is over: device memory of offloaded tensors is released, so that later work, which waits for their copies, can use it.
     ForwardDone,
+    /// The sizes of tensors change from here on, outside sections, as between sampling and training: memory that waits for tensors of the sizes
+    /// before is freed where it may be much.
+    NewSizes,
     /// Whether tensor sizes differ in every pass from here on, as those of experts do. A backend that keeps memory for tensors of
     /// equal size then rounds sizes up, so that few different sizes occur.
     VaryingSizes(bool),

@@ -16,7 +16,7 @@ use firebrick_arch::{ModelConfig, ModelSpec, rope};
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{
     Contributions, CrossEntropy, CrossEntropyOptions, Documents, GradientSink, Hint, Keep, Kernels, LossTargets,
-    Parameter, RotaryTables, Weight, WeightGradient, loss,
+    RotaryTables, Weight, WeightGradient, loss,
 };
 
 use crate::division::{Blocks, Division};

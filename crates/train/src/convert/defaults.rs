@@ -48,7 +48,7 @@ pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
         for (key, value) in values::defaults(table, trainer) {
             // A length of null is none. Prompts are never cut.
             let is_left = key == "max_seq_len" && has("max_length") || key == "data.overflow" && draft.has("grpo");
-            let same = SAME.iter().find(|same| same.contains(&key));
+            let same = SAME.iter().find(|same| same.contains(&key.as_str()));
             let is_there = same.is_some_and(|same| same.iter().any(|key| draft.has(key)));
             if !is_left && !is_there {
                 draft.add(key, value.clone(), THEIRS);

@@ -8,7 +8,7 @@ use firebrick_hwprofile::human;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::console::{escaped, warn, write_line};
-use crate::metrics::{EvalMetrics, MetricSink, PairMetrics, PolicyMetrics, StepMetrics};
+use crate::metrics::{EvalMetrics, MetricSink, PairMetrics, StepMetrics};
 use crate::storage::StorageError;
 
 /// Time between two lines if there is no terminal.
@@ -211,7 +211,7 @@ mod tests {
     use firebrick_hwprofile::usage::{Gauge, Throttle, Usage};
 
     use super::*;
-    use crate::metrics::Evaluation;
+    use crate::metrics::{Evaluation, PolicyMetrics};
 
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);

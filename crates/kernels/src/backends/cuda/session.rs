@@ -10,6 +10,9 @@ use super::memory::host_copies::milliseconds;
 use crate::Readback;
 use crate::session::{DeviceTime, GemmAlgorithms, Hint, RunShape, Session};
 
+/// Memory in use that is not worth the milliseconds, and the graphs to be recorded again, that freeing a part of it costs.
+const LITTLE_BYTES: u64 = 8 << 30;
+
 impl Session for Cuda {
     fn open(device: &CudaDevice, shape: &RunShape) {
         let device = Device::of(device);
@@ -34,6 +37,12 @@ impl Session for Cuda {
             Hint::Pass { tokens } => make_room(&device, tokens),
             Hint::Attention { spec, dtype, documents } => device.prepare_attention(spec, dtype, documents),
             Hint::ForwardDone => device.section(|| device.copies.settle(device.stream())),
+            Hint::NewSizes => {
+                let memory = check("asking for free memory", device.context.memory());
+                if memory.total_bytes - memory.free_bytes > LITTLE_BYTES {
+                    release_pools(&device);
+                }
+            }
             Hint::VaryingSizes(vary) => device.rounds_sizes.set(vary),
         }
     }

@@ -16,8 +16,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use firebrick_data::{Cursor, RowOrder, Tokenizer};
-use firebrick_kernels::Kernels;
-use firebrick_model::{BatchLimits, Completion, Decoder, GenerateOptions, Sampler, Sampling};
+use firebrick_kernels::{Hint, Kernels};
+use firebrick_model::{BatchLimits, Completion, Decoder, GenerateOptions, ModelError, Sampler, Sampling};
 use firebrick_parallel::{ParallelError, Ranks};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -167,7 +167,7 @@ impl Learner {
             let started = Instant::now();
             let repeated: Vec<Vec<u32>> =
                 documents.iter().flat_map(|&document| std::iter::repeat_n(prompt(document), generations)).collect();
-            let completions = trainer.model.complete(&repeated, &self.options, first)?;
+            let completions = complete(&trainer.model, &repeated, &self.options, first)?;
             let tokens: usize = completions.iter().map(|completion| completion.tokens.len()).sum();
             sampled_tokens = ranks.all_reduce_count(tokens as u64)?;
             sampling_s = started.elapsed().as_secs_f64();
@@ -306,7 +306,7 @@ impl Learner {
             let group = all.min(own)..all.min(own + at_once);
             let prompts: Vec<Vec<u32>> =
                 group.clone().map(|document| documents.document(document).to_example().tokens).collect();
-            let completions = trainer.model.complete(&prompts, &options, group.start as u64)?;
+            let completions = complete(&trainer.model, &prompts, &options, group.start as u64)?;
             let rollout =
                 |(document, completion)| self.rollout(&prepared.tokenizer, document as u64, document, completion);
             let rollouts = group.zip(completions).map(rollout).collect::<Result<Vec<_>, _>>()?;
@@ -321,6 +321,19 @@ impl Learner {
         let reward = (count > 0.0).then(|| sum / count);
         Ok(Some(Evaluation { reward, ..Evaluation::default() }))
     }
+}
+
+/// Completes prompts, in memory that training uses before and after.
+fn complete<B: Kernels>(
+    model: &Decoder<B>,
+    prompts: &[Vec<u32>],
+    options: &GenerateOptions,
+    first: u64,
+) -> Result<Vec<Completion>, ModelError> {
+    B::hint(model.device(), Hint::NewSizes);
+    let completions = model.complete(prompts, options, first);
+    B::hint(model.device(), Hint::NewSizes);
+    completions
 }
 
 fn request_of<'a>(rollout: &'a Rollout, step: u64, generations: u64, columns: &'a PromptColumns) -> Request<'a> {
