@@ -61,7 +61,8 @@ pub(super) fn outputs<B: LinearOps>(
         None => z_no,
     };
     // From the sum of weight and adapter; under dropout from `x Wᵀ`, and `x̃ Wᵀ` of the dropped input.
-    let of_module = |((module, y_no), low_nr): ((&Module<B>, Tensor<B, 2>), Option<Tensor<B, 2>>)| {
+    let modules = group.modules.iter().zip(outputs).zip(low_ranks);
+    let of_modules = modules.map(|((module, y_no), low_nr)| {
         let y_no = match (module.adapter.as_ref().zip(low_nr), dropped.next()) {
             (None, _) => y_no,
             (Some((pair, _)), None) => scaled(pair, y_no),
@@ -71,8 +72,8 @@ pub(super) fn outputs<B: LinearOps>(
             }
         };
         product::biased(y_no, module)
-    };
-    group.modules.iter().zip(outputs).zip(low_ranks).map(of_module).collect()
+    });
+    of_modules.collect()
 }
 
 /// Computes the gradient of each module's sum of weight and adapter before its magnitudes, from that of its output; and of the magnitudes.

@@ -117,7 +117,7 @@ impl Probe {
             GemmFormat::Fp8 => {
                 let mut minimum = f64::INFINITY;
                 for round in 0..=ROUNDS {
-                    let ((), operations) = B::trace(device, &work);
+                    let ((), operations) = B::trace(device, work);
                     wait::<B>(device)?;
                     let gemms = operations.iter().filter(|operation| operation.gemm.is_some());
                     let (count, ms) = gemms.fold((0, 0.0), |(count, sum), gemm| (count + 1, sum + gemm.milliseconds));
