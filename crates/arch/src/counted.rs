@@ -12,7 +12,7 @@ pub fn plural(is_one: bool, noun: &str) -> String {
     match before_y {
         _ if is_one => noun.to_owned(),
         Some(rest) => format!("{rest}ies"),
-        None if ["s", "x", "ch", "sh"].iter().any(|end| noun.ends_with(end)) => format!("{noun}es"),
+        None if ["s", "x", "ch", "sh"].iter().any(|end| noun.ends_with(end) && noun != "epoch") => format!("{noun}es"),
         None => format!("{noun}s"),
     }
 }
@@ -31,9 +31,21 @@ mod tests {
 
     #[test]
     fn a_count_and_its_noun_agree() {
-        let said = [(1, "row"), (2, "row"), (0, "record"), (12_345, "entry"), (2, "day"), (3, "pass"), (2, "match")]
-            .map(|(count, noun): (usize, &str)| counted(count, noun));
-        assert_eq!(said, ["1 row", "2 rows", "0 records", "12,345 entries", "2 days", "3 passes", "2 matches"]);
+        let said = [
+            (1, "row"),
+            (2, "row"),
+            (0, "record"),
+            (12_345, "entry"),
+            (2, "day"),
+            (3, "pass"),
+            (2, "match"),
+            (2, "epoch"),
+        ]
+        .map(|(count, noun): (usize, &str)| counted(count, noun));
+        assert_eq!(
+            said,
+            ["1 row", "2 rows", "0 records", "12,345 entries", "2 days", "3 passes", "2 matches", "2 epochs"]
+        );
         assert_eq!(counted(u64::MAX, "byte"), "18,446,744,073,709,551,615 bytes");
     }
 }

@@ -84,8 +84,8 @@ pub enum ModelError {
     WrongLength { path: PathBuf, expected: u64, got: u64 },
 
     #[error(
-        "`{}` holds weights as `firebrick compress` of earlier builds wrote them, which are no longer read: restore its folder with \
-         `firebrick decompress` of such a build of 0.1.0",
+        "`{}` holds weights as earlier builds compressed them, which are no longer read: restore its folder with the command decompress \
+         of such a build of 0.1.0",
         path.display()
     )]
     CompressedWeights { path: PathBuf },

@@ -165,8 +165,9 @@ fn a_plan_continues_the_run_of_a_state_with_the_same_values() {
     };
     let now = RunSettings::new(&plan);
     assert_eq!(settings(2e-4, 100).changes(&now), None);
-    let expected = "changed since the checkpoint: train.learning_rate 0.001 -> 0.0002, train.steps 90 -> 100";
-    assert_eq!(settings(1e-3, 90).changes(&now).as_deref(), Some(expected));
+    let changes = settings(1e-3, 90).changes(&now).unwrap();
+    let expected = ["changed since the checkpoint: ", "train.learning_rate 0.001 -> 0.0002", "train.steps 90 -> 100"];
+    assert!(expected.iter().all(|part| changes.contains(part)) && changes.matches("->").count() == 2, "{changes}");
     let text = |changes: &[&str]| RunIdentity::new(&resolve(changes).unwrap(), 42, 7);
     let message = text(&[]).check(&text(&["preference={}"])).unwrap_err().to_string();
     assert!(message.contains("made with preference = nothing, now it is {\"loss\":\"dpo\""), "{message}");
