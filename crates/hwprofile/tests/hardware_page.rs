@@ -10,7 +10,7 @@ use firebrick_hwprofile::tuning::HARDWARE_CONFIGS;
 const HEAD: &str = "# Hardware: what accelerators can do, and how they are tuned
 
 Written from the tables of `firebrick-hwprofile` (`src/spec/accelerators.json`, `src/tuning.json`); change those, not this page. A plan for any of these
-machines: `firebrick plan my-recipe.toml --for NAME`. Memory is what a driver reports where such a report was read, which is what
+machines: `firebrick plan my-recipe.toml --for h100`. Memory is what a driver reports where such a report was read, which is what
 a plan may count on; else it is what is sold.
 
 Rates are dense 10^12 operations per second with f32 accumulation. A number is followed by its source's number in the list below; `~`

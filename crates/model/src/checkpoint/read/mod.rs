@@ -320,7 +320,7 @@ impl HfFolder {
     }
 }
 
-/// Returns the error for a folder that lacks weights: `usual`, unless `firebrick compress` of earlier builds wrote them.
+/// Returns the error for a folder that lacks weights: `usual`, unless earlier builds compressed them.
 fn without_weights(dir: &Path, usual: ModelError) -> ModelError {
     let mut paths = read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_compressed = |path: &PathBuf| {
