@@ -37,7 +37,7 @@ use tune::{Choice, Choices};
 struct Plans {
     by_key: HashMap<Key, Choice>,
     choices: Choices,
-    /// Whether parts of a sum are only added in a step of their own.
+    /// Whether parts of a sum are added in a separate step only.
     in_order: bool,
 }
 
@@ -70,7 +70,7 @@ impl BlasLt {
         Ok(Self { plans: Mutex::new(plans), handle, workspace })
     }
 
-    /// Sets whether the parts of a divided sum may only be added in a step of their own, whose order follows from the shape, from now on. Otherwise
+    /// Sets whether the parts of a divided sum may be added in a separate step only, whose order follows from the shape, from now on. Otherwise
     /// blocks may add them to an output in f32 as they end.
     pub fn add_in_order(&self, in_order: bool) {
         let plans = &mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner);

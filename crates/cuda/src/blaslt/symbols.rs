@@ -52,7 +52,7 @@ pub(super) mod preference {
     pub(crate) const ALIGNMENT_D: u32 = 8;
 }
 
-/// `CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`: partial sums of a split reduction are stored in f32, and added in a step of their own.
+/// `CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`: partial sums of a split reduction are stored in f32, and added in a separate step.
 pub(super) const REDUCTION_IN_COMPUTE_TYPE: u32 = 2;
 /// `CUBLASLT_REDUCTION_SCHEME_MASK`: also in the output's type, in the output itself (`INPLACE`) or next to it.
 pub(super) const REDUCTION_ANY: u32 = 7;

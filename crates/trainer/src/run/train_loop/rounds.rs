@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use firebrick_data::{Cursor, RowOrder, Tokenizer};
 use firebrick_kernels::{Hint, Kernels};
-use firebrick_model::{BatchLimits, Completion, Decoder, GenerateOptions, ModelError, Sampler, Sampling};
+use firebrick_model::{BatchLimits, Completion, Decoder, GenerateOptions, Sampler, Sampling};
 use firebrick_parallel::{ParallelError, Ranks};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -167,7 +167,10 @@ impl Learner {
             let started = Instant::now();
             let repeated: Vec<Vec<u32>> =
                 documents.iter().flat_map(|&document| std::iter::repeat_n(prompt(document), generations)).collect();
-            let completions = complete(&trainer.model, &repeated, &self.options, first)?;
+            // Sampling and training have tensors of other sizes.
+            B::hint(trainer.model.device(), Hint::NewSizes);
+            let completions = trainer.model.complete(&repeated, &self.options, first)?;
+            B::hint(trainer.model.device(), Hint::NewSizes);
             let tokens: usize = completions.iter().map(|completion| completion.tokens.len()).sum();
             sampled_tokens = ranks.all_reduce_count(tokens as u64)?;
             sampling_s = started.elapsed().as_secs_f64();
@@ -297,6 +300,7 @@ impl Learner {
         let options = GenerateOptions { sampler: self.held_out.clone(), limits, ..self.options.clone() };
         let (mut sum, mut count, weights, ranks) = (0.0, 0.0, self.rewards.weights(), &trainer.ranks);
         let all = documents.len();
+        B::hint(trainer.model.device(), Hint::NewSizes);
         for first in (0..all).step_by(at_once * ranks.world_size()) {
             let breaks = watch(Stage::Answers(first, all)).is_break();
             if ranks.all_reduce_count(u64::from(breaks))? > 0 {
@@ -306,7 +310,7 @@ impl Learner {
             let group = all.min(own)..all.min(own + at_once);
             let prompts: Vec<Vec<u32>> =
                 group.clone().map(|document| documents.document(document).to_example().tokens).collect();
-            let completions = complete(&trainer.model, &prompts, &options, group.start as u64)?;
+            let completions = trainer.model.complete(&prompts, &options, group.start as u64)?;
             let rollout =
                 |(document, completion)| self.rollout(&prepared.tokenizer, document as u64, document, completion);
             let rollouts = group.zip(completions).map(rollout).collect::<Result<Vec<_>, _>>()?;
@@ -316,24 +320,12 @@ impl Learner {
             let rewards = parts.iter().filter_map(|parts| reward_of(parts, &weights));
             (sum, count) = rewards.fold((sum, count), |(sum, count), reward| (sum + reward, count + 1.0));
         }
+        B::hint(trainer.model.device(), Hint::NewSizes);
         let of_ranks = gathered(ranks, vec![sum, count])?;
         let (sum, count) = of_ranks.chunks(2).fold((0.0, 0.0), |all, own| (all.0 + own[0], all.1 + own[1]));
         let reward = (count > 0.0).then(|| sum / count);
         Ok(Some(Evaluation { reward, ..Evaluation::default() }))
     }
-}
-
-/// Completes prompts, in memory that training uses before and after.
-fn complete<B: Kernels>(
-    model: &Decoder<B>,
-    prompts: &[Vec<u32>],
-    options: &GenerateOptions,
-    first: u64,
-) -> Result<Vec<Completion>, ModelError> {
-    B::hint(model.device(), Hint::NewSizes);
-    let completions = model.complete(prompts, options, first);
-    B::hint(model.device(), Hint::NewSizes);
-    completions
 }
 
 fn request_of<'a>(rollout: &'a Rollout, step: u64, generations: u64, columns: &'a PromptColumns) -> Request<'a> {
