@@ -11,7 +11,7 @@ use std::ops::Range;
 use burn_tensor::{DType, Tensor, backend::Backend};
 
 use super::{Adapter, GemmFormat, Group, LinearOps, Module, ModuleGradients, WeightGradient, fp8_reference};
-use crate::dtype::{added, to_dtype, to_f32};
+use crate::dtype::{added, plus, to_dtype, to_f32};
 use crate::weights::reference::dense;
 
 /// What a product computes.
@@ -97,30 +97,23 @@ pub fn product<B: LinearOps>(product: Product<'_, B>) -> Vec<Tensor<B, 2>> {
                     GemmFormat::Fp8 => fp8_reference::product(x_ni.clone(), &module.weight),
                 });
                 let update_no = low_nr.zip(module.adapter.as_ref()).map(|(low_nr, pair)| update(low_nr, pair));
-                let y_no = plus(base_no, update_no).expect("a product has operands");
-                let y_no = if has_bias { biased(y_no, module) } else { y_no };
-                match &add {
-                    Some(add) => y_no.add(add.clone()),
-                    None => y_no,
-                }
+                let y_no = base_no.into_iter().chain(update_no).reduce(Tensor::add).expect("a product has operands");
+                plus(if has_bias { biased(y_no, module) } else { y_no }, add.clone())
             };
             modules.map(of_module).collect()
         }
         Side::Input => {
-            let (mut base_ni, mut update_ni) = (None, None);
-            for (index, (module, t_nr)) in modules.enumerate() {
-                let through_weight_ni = factors.get(index).map(|dy_no| match group.gemms {
-                    GemmFormat::Compute | GemmFormat::F16 => dy_no.clone().matmul(dense(&module.weight, dy_no.dtype())),
-                    GemmFormat::Fp8 => fp8_reference::input_gradient(dy_no.clone(), &module.weight),
-                });
-                base_ni = plus(base_ni, through_weight_ni);
-                let through_ni = t_nr.zip(module.adapter.as_ref()).map(|(t_nr, pair)| {
-                    let dtype = t_nr.dtype();
-                    t_nr.matmul(to_dtype(pair.a.clone(), dtype))
-                });
-                update_ni = plus(update_ni, through_ni);
-            }
-            vec![plus(plus(base_ni, update_ni), add).expect("a product has operands")]
+            let through_weights = group.modules.iter().zip(&factors).map(|(module, dy_no)| match group.gemms {
+                GemmFormat::Compute | GemmFormat::F16 => dy_no.clone().matmul(dense(&module.weight, dy_no.dtype())),
+                GemmFormat::Fp8 => fp8_reference::input_gradient(dy_no.clone(), &module.weight),
+            });
+            let pairs = modules.filter_map(|(module, t_nr)| t_nr.zip(module.adapter.as_ref()));
+            let through_adapters = pairs.map(|(t_nr, pair)| {
+                let dtype = t_nr.dtype();
+                t_nr.matmul(to_dtype(pair.a.clone(), dtype))
+            });
+            let parts = [through_weights.reduce(Tensor::add), through_adapters.reduce(Tensor::add), add];
+            vec![parts.into_iter().flatten().reduce(Tensor::add).expect("a product has operands")]
         }
     }
 }
@@ -195,11 +188,4 @@ fn ranks<B: Backend>(group: &Group<B>) -> Vec<Option<Range<usize>>> {
         Some(rank.map(|_| start..*end))
     };
     group.modules.iter().scan(0, of_module).collect()
-}
-
-fn plus<B: Backend>(a: Option<Tensor<B, 2>>, b: Option<Tensor<B, 2>>) -> Option<Tensor<B, 2>> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.add(b)),
-        (a, b) => a.or(b),
-    }
 }

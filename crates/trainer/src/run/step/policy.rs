@@ -172,10 +172,7 @@ impl<B: Kernels> Trainer<B> {
             let pass = PassOptions { dropout: None, ..self.settings.pass };
             let factor = self.optimizer.loss_scale();
             let of_batch = self.model.policy_gradients(&on_device, pass, loss, factor, derivatives, sink);
-            aux_loss = match (aux_loss, of_batch) {
-                (Some(sum), Some(of_batch)) => Some(Tensor::add(sum, of_batch)),
-                (one, other) => one.or(other),
-            };
+            aux_loss = aux_loss.into_iter().chain(of_batch).reduce(Tensor::add);
         }
         // The outcome divides by the tokens again.
         let loss = (sums.loss.loss * denominators.tokens.max(1) as f64) as f32;
