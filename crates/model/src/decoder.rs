@@ -158,7 +158,7 @@ impl<B: Kernels> Decoder<B> {
         Ok(MicroBatch {
             ids_n: self.indices(input_ids),
             slots_n: self.embed_rows.as_ref().map(|rows| rows.slots(input_ids, &self.device)),
-            layer_inputs: self.token_inputs(input_ids, self.input_gradients_are_needed())?,
+            layer_inputs: self.token_inputs(input_ids)?,
             context: Context {
                 tiles: Tile::all(&self.config.spec, &documents, self.tile_tokens, &self.device),
                 tile_tokens: self.tile_tokens,
@@ -413,8 +413,8 @@ impl<B: Kernels> Decoder<B> {
     }
 
     /// Gathers and uploads what the layers' own inputs need of tokens; `None` if they have none.
-    pub(crate) fn token_inputs(&self, ids: &[u32], goes_back: bool) -> Result<Option<TokenInputs<B>>, ModelError> {
-        let upload = |own: &LayerInputs<B>| own.upload(ids, goes_back, self.compute_dtype, &self.device);
+    pub(crate) fn token_inputs(&self, ids: &[u32]) -> Result<Option<TokenInputs<B>>, ModelError> {
+        let upload = |own: &LayerInputs<B>| own.upload(ids, self.compute_dtype, &self.device);
         self.layer_inputs.as_ref().map(upload).transpose()
     }
 

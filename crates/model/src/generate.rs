@@ -515,7 +515,7 @@ impl<'a, B: Kernels> Batch<'a, B> {
         });
         Ok(Pass {
             ids_n: model.indices(&ids),
-            layer_inputs: model.token_inputs(&ids, false)?,
+            layer_inputs: model.token_inputs(&ids)?,
             rotary: model.rotary_at(&positions),
             tokens,
             documents,

@@ -132,6 +132,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
             norm: Norm { epsilon: norm.epsilon * spec.hidden_size as f64, ..norm },
             layers: spec.layers.len(),
             width: sizes.width,
+            orders: Arc::default(),
         }))
     }
 
