@@ -10,7 +10,8 @@ use super::memory::host_copies::milliseconds;
 use crate::Readback;
 use crate::session::{DeviceTime, GemmAlgorithms, Hint, RunShape, Session};
 
-/// Memory in use that is not worth the milliseconds, and the graphs to be recorded again, that freeing a part of it costs.
+/// Memory in use that is not worth the milliseconds, and the graphs to be recorded again, that freeing a part of it costs; on a small card a quarter of
+/// its memory.
 const LITTLE_BYTES: u64 = 8 << 30;
 
 impl Session for Cuda {
@@ -39,7 +40,7 @@ impl Session for Cuda {
             Hint::ForwardDone => device.section(|| device.copies.settle(device.stream())),
             Hint::NewSizes => {
                 let memory = check("asking for free memory", device.context.memory());
-                if memory.total_bytes - memory.free_bytes > LITTLE_BYTES {
+                if memory.total_bytes - memory.free_bytes > LITTLE_BYTES.min(memory.total_bytes / 4) {
                     release_pools(&device);
                 }
             }

@@ -72,11 +72,7 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
             "states of layers before each, and sums of gradients",
         ),
         line("8-bit weights", weights, "the projections of one layer in E4M3, as they are and transposed"),
-        line(
-            "converted weights that stay",
-            training.kept_bytes.iter().sum(),
-            "what would be written again in every pass",
-        ),
+        kept(training),
         line("8-bit rows", rows, "the widest activation or gradient in E4M3"),
         line(
             "low-rank values",
@@ -110,6 +106,11 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
     ]
 }
 
+fn kept(training: &TrainingShape) -> MemoryLine {
+    let bytes = training.kept_bytes.iter().sum();
+    line("converted weights that stay", bytes, "what would be written again in every pass")
+}
+
 fn in_tiles(training: &TrainingShape) -> String {
     training
         .tile_rows()
@@ -136,6 +137,7 @@ fn unscaled_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
 /// Returns the lines of a forward pass without a backward, besides the activations of a layer.
 pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<MemoryLine> {
     vec![
+        kept(pass),
         line("converted weights", converted_bytes(model, pass), converted_why(pass)),
         line("logits", wide_rows_bytes(model, pass), "of the loss in f32; or queries, keys and values side by side"),
         line("parts of adapters", forward_sums_bytes(model, pass), PARTS_WHY),

@@ -137,6 +137,12 @@ mod tests {
             assert_eq!(bytes_of(&estimate, "gradients") + bytes_of(&estimate, "saved activations"), 0);
             assert!(bytes_of(&estimate, "optimizer state") > 0 && bytes_of(&estimate, "base weights") > 0);
         }
+        let of_kept = |kept_bytes| {
+            let training = TrainingShape { kept_bytes, ..training.clone() };
+            let evaluated = with(&training, EvaluatedRows::Fixed(64), Vec::new());
+            estimate(BackendKind::Cuda, &llama_3_1_8b(), &evaluated).total_bytes()
+        };
+        assert_eq!(of_kept([1 << 30; 2]) - of_kept([0; 2]), 2 << 30, "kept weights stay in an evaluation");
     }
 
     #[test]

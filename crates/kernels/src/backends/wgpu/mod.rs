@@ -29,7 +29,7 @@ pub(super) use engine::probe;
 pub(super) use self_test::{refusals, self_test};
 
 use crate::linear::GemmFormat;
-use crate::session::RunShape;
+use crate::session::{Hint, RunShape};
 use engine::Engine;
 
 /// Whether attention and the head multiply by matrix units.
@@ -65,6 +65,12 @@ impl crate::Kernels for Wgpu {
 impl crate::Session for Wgpu {
     fn open(_: &Self::Device, shape: &RunShape) {
         IN_HALF.store(shape.gemms == GemmFormat::F16, Ordering::Relaxed);
+    }
+
+    fn hint(_: &Self::Device, hint: Hint<'_, Self>) {
+        if matches!(hint, Hint::NewSizes) {
+            Engine::get().release();
+        }
     }
 
     fn section<R>(_: &Self::Device, work: impl FnOnce() -> R) -> R {

@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use firebrick_data::{DocumentSet, PackOptions, PackedDataset, Tokenizer};
-use firebrick_kernels::{Kernels, PAIR_NUMBERS};
+use firebrick_kernels::{Hint, Kernels, PAIR_NUMBERS};
 use firebrick_model::{BatchLimits, Decoder, Sampler};
 use firebrick_parallel::Ranks;
 
@@ -172,9 +172,9 @@ impl EvaluationSet {
     ) -> Result<Option<Evaluation>, RunError> {
         let Some(held_out) = &self.held_out else { return Ok(Some(Evaluation::default())) };
         // Buffers that the last step left for reuse have other sizes than those of the evaluation, and vice versa.
-        B::release_memory(model.device());
+        B::hint(model.device(), Hint::NewSizes);
         let evaluation = held_out.evaluate(model, tokenizer, ranks, watch);
-        B::release_memory(model.device());
+        B::hint(model.device(), Hint::NewSizes);
         evaluation
     }
 }

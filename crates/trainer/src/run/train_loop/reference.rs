@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_tensor::{Tensor, TensorData};
 use firebrick_data::PackedDataset;
-use firebrick_kernels::Kernels;
+use firebrick_kernels::{Hint, Kernels};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::console::Console;
@@ -133,7 +133,7 @@ impl<B: Kernels> ReferencePass<'_, B> {
             }
             done.fetch_add(1, Ordering::Relaxed);
         }
-        B::release_memory(model.device());
+        B::hint(model.device(), Hint::NewSizes);
         if ranks.world_size() == 1 {
             return Ok(sums);
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use firebrick_kernels::Kernels;
+use firebrick_kernels::{Hint, Kernels};
 use firebrick_model::{BatchLimits, Decoder};
 use firebrick_parallel::Ranks;
 
@@ -195,6 +195,6 @@ pub(super) fn sample<B: Kernels>(prepared: &Prepared, model: &Decoder<B>) -> Res
     let (new, sampler) = (plan.max_new_tokens.value, prepared.sampling.sampler());
     let answers = continue_prompts(model, tokenizer, (&encoded, chat), new, sampler, BatchLimits::NONE);
     // The steps that follow cannot reuse buffers of these sizes.
-    B::release_memory(model.device());
+    B::hint(model.device(), Hint::NewSizes);
     answers
 }
