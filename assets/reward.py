@@ -16,6 +16,8 @@ for line in requests_in:
     texts, prompts = [request["completion"] for request in requests], [request["prompt"] for request in requests]
     chats = [[{"role": "assistant", "content": text}] for text in texts]
     columns.update(prompts=prompts, completions=texts if isinstance(prompts[0], str) else chats)
+    if "completion_ids" in requests[0]:
+        columns.update(completion_ids=[request["completion_ids"] for request in requests])
     columns.update(trainer_state=types.SimpleNamespace(global_step=requests[0]["step"]), log_extra=lambda name, values: None)
     log_metric = lambda name, value: metrics.update({name: float(value)} if math.isfinite(value) else {})
     rewards = function(log_metric=log_metric, **columns)

@@ -44,6 +44,7 @@ pub(crate) fn try_rewards(arguments: &TryRewards) -> anyhow::Result<()> {
         completion: &line.completion,
         is_truncated: false,
         tokens: line.completion.split_whitespace().count(),
+        completion_ids: &[],
         row: &line.row,
     });
     let requests: Vec<Request<'_>> = requests.collect();

@@ -127,6 +127,9 @@ pub struct Request<'a> {
     pub is_truncated: bool,
     /// Its number of tokens.
     pub tokens: usize,
+    /// The tokens, with the one that ended it; none where only the text is known.
+    #[serde(skip_serializing_if = "<[u32]>::is_empty")]
+    pub completion_ids: &'a [u32],
     /// The columns of its data row.
     pub row: &'a Map<String, Value>,
 }

@@ -3,7 +3,8 @@
 //! ```text
 //! start     {"firebrick_reward": 1, "batch": false}
 //! request   {"id": 17, "group": 3, "step": 12, "prompt": [messages] or text, "completion": "...", "finish": "stop" or "length",
-//!            "tokens": 214, "row": {columns of the data row}}; with "batch": true all of a call in one line {"requests": [...]}
+//!            "tokens": 214, "completion_ids": [their ids], "row": {columns of the data row}}; with "batch": true all of a call in one line
+//!            {"requests": [...]}
 //! answer    {"id": 17, "reward": 1.0 or null, "metrics": {"name": 0.5}}, in any order, each id once; metrics may be absent
 //! ```
 //!

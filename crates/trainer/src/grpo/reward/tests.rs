@@ -28,11 +28,13 @@ fn shell(folder: &TempDir, script: &str, timeout: f64) -> Rewards {
 /// Scores completions, two of each prompt.
 fn score(rewards: &mut Rewards, prompt: &Value, completions: &[&str]) -> Result<Scores, RewardError> {
     let row = serde_json::from_str(r#"{"solution": "so 42", "number": 42, "empty": null}"#).unwrap();
-    let request = |(id, &completion)| {
+    let ids: Vec<[u32; 1]> = completions.iter().map(|completion| [completion.len() as u32]).collect();
+    let request = |((id, &completion), completion_ids)| {
         let (tokens, is_truncated) = (str::len(completion), true);
-        Request { id, group: id / 2, step: 1, prompt, completion, is_truncated, tokens, row: &row }
+        Request { id, group: id / 2, step: 1, prompt, completion, is_truncated, tokens, completion_ids, row: &row }
     };
-    rewards.score(&(0..).zip(completions).map(request).collect::<Vec<_>>())
+    let ids = ids.iter().map(<[u32; 1]>::as_slice);
+    rewards.score(&(0..).zip(completions).zip(ids).map(request).collect::<Vec<_>>())
 }
 
 #[test]
@@ -76,8 +78,9 @@ fn answers_come_in_any_order_while_stderr_fills() {
     let metrics = BTreeMap::from([("m".to_owned(), 1.5)]);
     assert_eq!(scores, Scores { parts: vec![vec![Some(2.0)], vec![None]], timeouts: 0, metrics });
     let request = fs::read_to_string(folder.path().join("request")).unwrap();
-    let expected = r#"{"id":1,"group":0,"step":1,"prompt":"p","completion":"y","finish":"length","tokens":1,"row":{"#;
-    assert!(request.starts_with(expected), "{request}");
+    let expected = r#"{"id":1,"group":0,"step":1,"prompt":"p","completion":"y","finish":"length","tokens":1,"#;
+    let rest = request.strip_prefix(expected).unwrap_or_else(|| panic!("{request}"));
+    assert!(rest.starts_with(r#""completion_ids":[1],"row":{"#), "{request}");
 }
 
 #[test]

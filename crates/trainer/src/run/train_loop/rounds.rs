@@ -338,6 +338,7 @@ fn request_of<'a>(rollout: &'a Rollout, step: u64, generations: u64, columns: &'
         completion: text,
         is_truncated: *is_truncated,
         tokens: tokens.len(),
+        completion_ids: tokens,
         row: &columns.row,
     }
 }
