@@ -41,7 +41,8 @@ impl Session for Cuda {
             Hint::NewSizes => {
                 let memory = check("asking for free memory", device.context.memory());
                 if memory.total_bytes - memory.free_bytes > LITTLE_BYTES.min(memory.total_bytes / 4) {
-                    release_pools(&device);
+                    // Pinned memory is the host's, and takes long to allocate.
+                    release_pools(&device, || ());
                 }
             }
             Hint::VaryingSizes(vary) => device.rounds_sizes.set(vary),
@@ -64,7 +65,7 @@ impl Session for Cuda {
 
     fn release_memory(device: &Self::Device) {
         let device = Device::of(device);
-        release_pools(&device);
+        release_pools(&device, || device.copies.release());
         device.fp8_scales.clear();
         device.kept.clear();
     }
@@ -84,16 +85,16 @@ fn make_room(device: &Device, tokens: usize) {
     let free = check("asking for free memory", device.context.memory()).free_bytes;
     if free < needed || device.copies.waiting_bytes() > pinned {
         // Kept weights are the same for passes of every size.
-        release_pools(device);
+        release_pools(device, || device.copies.release());
     }
 }
 
-/// Waits for the device, and frees buffers that wait for reuse at the same size.
-fn release_pools(device: &Device) {
+/// Waits for the device, and frees its buffers that wait for reuse at the same size, with what `others` frees.
+fn release_pools(device: &Device, others: impl FnOnce()) {
     device.while_idle(|| {
         device.repeats.release();
         device.scratch.release();
-        device.copies.release();
+        others();
         device.recycled.release();
         device.addresses.forget();
         Cuda::memory_cleanup(device.device());
