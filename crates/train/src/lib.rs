@@ -44,7 +44,7 @@ enum Command {
     Plan(recipes::PlanArguments),
     /// Write a commented recipe for a model and data that plans here: rows, batch, template and 4 bits as they need.
     New(recipes::New),
-    /// Turn a configuration of axolotl or LLaMA-Factory into a recipe; what does not carry over stays as comments with its reason.
+    /// Turn a configuration of axolotl, LLaMA-Factory, TRL, ms-swift, torchtune or mlx-lm into a recipe; what does not carry over stays as comments with its reason.
     Convert(recipes::Convert),
     /// Show what a recipe trains on: counts, lengths, packing, dropped records, and sample rows with loss tokens marked.
     Inspect(recipes::Inspect),

@@ -158,7 +158,7 @@ pub(crate) struct New {
 
 #[derive(Args)]
 pub(crate) struct Convert {
-    /// The configuration: YAML or JSON of axolotl or LLaMA-Factory; of TRL, ms-swift, torchtune and Unsloth the keys whose names are known.
+    /// The configuration, in YAML or JSON; of Unsloth and other trainers the keys whose names are known.
     file: PathBuf,
     /// The recipe to write. Default: the file's name with .toml, in the current folder.
     #[arg(long, value_name = "FILE")]

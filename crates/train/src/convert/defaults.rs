@@ -30,6 +30,7 @@ pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
         _ if has_peft => true,
         Trainer::LlamaFactory => !has("finetuning_type"),
         Trainer::Swift => !has("tuner_type") && !has("train_type"),
+        Trainer::MlxLm => !has("fine_tune_type"),
         _ => false,
     };
     if has_adapter_by_default && draft.problem.is_none() {
@@ -55,9 +56,10 @@ pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
             }
         }
     }
-    if draft.has("lora") && trainer == Trainer::LlamaFactory {
+    if let (true, Trainer::LlamaFactory | Trainer::MlxLm) = (draft.has("lora"), trainer) {
         let rank = value_of(draft, "lora.r").and_then(Value::as_integer).unwrap_or(8);
-        draft.add("lora.alpha", rank.saturating_mul(2).into(), THEIRS);
+        let scale = if trainer == Trainer::MlxLm { 20 } else { 2 };
+        draft.add("lora.alpha", rank.saturating_mul(scale).into(), THEIRS);
     }
     complete_training(all, draft);
     complete_evaluation(all, draft);
@@ -188,6 +190,10 @@ fn complete_data(all: &[Setting], draft: &mut Draft) {
             draft.add("data.train_on", "all".into(), THEIRS);
             let note = "There every token of a conversation or a text counts in the loss, which data.train_on = \"all\" is. Of \
                         records with prompt and completion the completion counts: remove the key for those.";
+            draft.notes.push(note.to_owned());
+        }
+        Trainer::MlxLm if draft.has("lora") && !has("num_layers") => {
+            let note = "There the last 16 layers get adapters, here all: lora.layers_to_transform lists some, from 0.";
             draft.notes.push(note.to_owned());
         }
         Trainer::Torchtune => {

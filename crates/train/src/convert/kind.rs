@@ -19,6 +19,7 @@ pub(super) enum Trainer {
     Trl,
     Swift,
     Torchtune,
+    MlxLm,
     /// None of them, so it gets the defaults here.
     #[default]
     Other,
@@ -32,6 +33,8 @@ impl Trainer {
             Self::Torchtune
         } else if has(&["base_model"]) {
             Self::Axolotl
+        } else if has(&["iters", "fine_tune_type", "mask_prompt", "grad_accumulation_steps", "steps_per_eval"]) {
+            Self::MlxLm
         } else if has(&["model"]) && has(&SWIFT.split(' ').collect::<Vec<_>>()) {
             Self::Swift
         } else if has(&["finetuning_type", "stage", "template", "cutoff_len"]) {

@@ -1,5 +1,5 @@
-//! Turns the configuration of another trainer into a recipe: `firebrick convert`. axolotl, LLaMA-Factory, TRL, ms-swift and torchtune; of Unsloth the
-//! keys whose names are known.
+//! Turns the configuration of another trainer into a recipe: `firebrick convert`. axolotl, LLaMA-Factory, TRL, ms-swift, torchtune and mlx-lm; of
+//! Unsloth the keys whose names are known.
 //!
 //! `values` says what the values of a key become where it has few, `rules` what a key becomes next to others, `datasets` what a data set does, `defaults`
 //! what an absent key means; names that only differ are in `other_names.toml` of `firebrick-trainer`. The recipe is read as any other, and a value that

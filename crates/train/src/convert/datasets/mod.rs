@@ -24,6 +24,7 @@ pub(super) fn outcome(setting: &Setting, all: &[Setting], draft: &mut Draft, fil
         "test_datasets" => 1,
         "dataset" | "dataset_name" | "train_dataset" => return Some(by_name(setting, all, draft, file, 0)),
         "eval_dataset" | "val_dataset" => return Some(by_name(setting, all, draft, file, 1)),
+        "data" if draft.trainer == Trainer::MlxLm => return Some(parts(setting.value.as_str()?)),
         "dataset_test_split" => return Some(test_split(setting.value.as_str(), all)),
         "dataset_dir" | "dataset_config" | "dataset_split" | "max_samples" | "dataset_train_split" => {
             return needless("it is in the data's own keys");
@@ -53,6 +54,15 @@ pub(super) fn outcome(setting: &Setting, all: &[Setting], draft: &mut Draft, fil
         draft.add_source(set, source, setting);
     }
     Some(Source)
+}
+
+/// Returns the parts of a data set of mlx-lm: files of a folder, or splits of a Hub dataset.
+fn parts(name: &str) -> Outcome {
+    let is_of_hub = name.matches('/').count() == 1 && !name.starts_with(['.', '/']) && !Path::new(name).is_dir();
+    let file = |part: &str| Value::from(if is_of_hub { name.to_owned() } else { format!("{name}/{part}.jsonl") });
+    let split = is_of_hub.then(|| ("data.eval_split", Value::from("valid")));
+    let keys = [("data.path", file("train")), ("data.eval_path", file("valid"))].into_iter().chain(split);
+    Set(keys.map(|(key, value)| (key.to_owned(), value)).collect())
 }
 
 /// Returns the split that is evaluated on: TRL's, of the data set that it trains on.

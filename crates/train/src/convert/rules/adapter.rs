@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use crate::convert::setting::{Outcome, Setting, is_true, left, needless, number_of, set};
+use crate::convert::setting::{Outcome, Setting, is_true, left, needless, number, number_of, set};
 
 /// Returns what becomes of a setting of an adapter that depends on others, or has another form; `None` for any other.
 pub(super) fn outcome(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
@@ -26,6 +26,7 @@ pub(super) fn outcome(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
             set("lora.modules_to_save", names_of(value))
         }
         "init_weights" if text.starts_with("pissa_niter_") => set("lora.init_lora_weights", text),
+        "scale" => set("lora.alpha", number(value)? * number_of(all, "rank").unwrap_or(8.0)),
         "_component_" if setting.path == "model._component_" => Some(model_of_torchtune(text)),
         "lora_attn_modules" => set("lora.target", modules_of_torchtune(value, is_true(all, "apply_lora_to_mlp"))),
         _ => None,

@@ -18,16 +18,11 @@ use super::setting::Outcome::{self, NotNeeded, Set};
 use super::setting::{Setting, has, is_true, left, needless, nothing_does, number, set, text_of, unless_off};
 use super::values::{self, plain_number};
 
-/// Prefixes of keys that say how another trainer computes what happens here anyway.
-const FUSED: &str =
-    "liger_ unsloth_ use_liger cut_cross_entropy use_kernels use_v1_kernels use_scattermoe experts_implementation";
 /// Sections in which a name is looked for that several have: the first one is meant.
 const SEARCHED: [&str; 9] = ["", "train", "data", "lora", "bnb_4bit", "preference", "checkpoint", "eval", "best"];
-/// Words in the names of keys about images, sound and video.
-const MEDIA: [&str; 6] = ["image", "video", "audio", "vision", "multi_modal", "processor_kwargs"];
 /// Mappings whose keys are looked up by their own names; the names of others mean something else.
 const PARENTS: &str = "lr_scheduler_kwargs peft_config lora_config training_args special_tokens optimizer lr_scheduler tokenizer model checkpointer \
-                       quant_config bnb_config quantization_config";
+                       quant_config bnb_config quantization_config lora_parameters";
 
 /// Returns whether a mapping is one value to a rule.
 pub(super) fn takes_whole(path: &str) -> bool {
@@ -115,18 +110,14 @@ fn report_to(names: &str) -> Option<Outcome> {
     }
 }
 
-/// Returns what becomes of keys that are known by the mapping they are in, or by a part of their name.
+/// Returns what becomes of keys that are known by the mapping they are in.
 fn elsewhere(setting: &Setting) -> Option<Outcome> {
-    let name = setting.name();
-    match setting.path.split_once('.') {
-        Some((parent, _)) if PARENTS.split(' ').all(|known| known != parent) => Some(nothing_does(&setting.value)),
-        _ if FUSED.split(' ').any(|prefix| name.starts_with(prefix)) || name.ends_with("_kernel") => {
-            needless("fused kernels are always on")
-        }
-        _ if MEDIA.iter().any(|word| name.replace("revision", "").contains(word)) => {
-            left("models train on text; images, sound and video are not read")
-        }
-        _ => None,
+    let (parent, _) = setting.path.split_once('.')?;
+    match other_names::key(parent) {
+        _ if PARENTS.split(' ').any(|known| known == parent) => None,
+        Some(Answer::NotNeeded(why)) => needless(why),
+        Some(Answer::NotYet(why)) => Some(unless_off(&setting.value, why)),
+        _ => Some(nothing_does(&setting.value)),
     }
 }
 

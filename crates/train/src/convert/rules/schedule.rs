@@ -1,5 +1,6 @@
 //! What the lengths of a run and the steps at which it does something become.
 
+use firebrick_trainer::config::other_names::{self, Answer};
 use toml::Value;
 
 use crate::convert::datasets::is_evaluated;
@@ -22,6 +23,12 @@ pub(super) fn of_length(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
         "num_epochs" | "num_train_epochs" | "epochs" if has_steps => needless("the steps take precedence"),
         "max_steps" if number.is_none_or(|steps| steps <= 0.0) => needless("the epochs say it"),
         "max_steps_per_epoch" => set("train.steps", (number? * number_of(all, "epochs").unwrap_or(1.0)) as i64),
+        // mlx-lm counts passes of a batch, and says so where a key is not the steps it looks like.
+        name @ ("iters" | "steps_per_report" | "steps_per_eval" | "save_every") => {
+            let Some(Answer::Key(key, _)) = other_names::key(name) else { return None };
+            let passes = number_of(all, "grad_accumulation_steps").unwrap_or(1.0).max(1.0);
+            set(key, (number? / passes).floor().max(1.0) as i64)
+        }
         "warmup_steps" | "warmup_ratio" if is_constant => needless("a constant rate has no warm-up there"),
         "warmup_steps" if number == Some(0.0) && has(all, "warmup_ratio") => needless("warmup_ratio says it"),
         "warmup_steps" if number.is_some_and(is_share) => set("train.warmup_ratio", number?),
