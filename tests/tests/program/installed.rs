@@ -271,6 +271,10 @@ fn a_new_recipe_is_written_once_and_plans_as_it_is() {
     let (model, data) = ("assets/quickstart/base", "assets/quickstart/train.jsonl");
     let printed = installed.printed(&["new", model, data]);
     let train = printed.lines().last().unwrap().trim();
+    assert!(printed.starts_with("written to base.toml; ") && printed.lines().count() <= 10, "{printed}");
+    for part in ["  rows ", "  step ", "  memory ", "firebrick plan base.toml "] {
+        assert!(printed.contains(part), "no {part} in {printed}");
+    }
     assert!(train.ends_with("firebrick train base.toml"), "{printed}");
     let recipe = fs::read_to_string(installed.at("work/base.toml")).unwrap();
     for part in ["model = \"assets/quickstart/base\"", "max_seq_len = 256", "format = \"chat\"", "eval_fraction"] {

@@ -206,7 +206,7 @@ fn print_plan(notes: &[String], plan: &Plan) {
     Console::VERBOSE.plan(plan);
 }
 
-/// Writes a recipe and prints the plan of its run.
+/// Writes a recipe and prints what matters of the plan of its run.
 pub(crate) fn write_new(New { model, data, out }: New) -> anyhow::Result<()> {
     let file = out.unwrap_or_else(|| file_name(&model));
     let name = file.display();
@@ -218,12 +218,12 @@ pub(crate) fn write_new(New { model, data, out }: New) -> anyhow::Result<()> {
     };
     let written = fs::File::create_new(&file).and_then(|mut file| file.write_all(text.as_bytes()));
     written.with_context(|| format!("cannot write {name}"))?;
-    print_plan(&prepared.data_notes, &prepared.plan);
+    Console::VERBOSE.print(&format!("written to {name}; its run here:\n{}", prepared.plan.brief(None)));
     let missing = prepared.missing.iter();
     missing.for_each(|error| Console::VERBOSE.print(&format!("a run will not start: {error}")));
     let (program, quoted) = (program(), shell_quoted(&name.to_string()));
-    Console::VERBOSE
-        .print(&format!("\nwritten to {name}. Read it, change what you like, then\n  {program} train {quoted}"));
+    let next = format!("{program} plan {quoted}    # every decision with its reason\n  {program} train {quoted}");
+    Console::VERBOSE.print(&format!("read it, change what you like, then\n  {next}"));
     Ok(())
 }
 

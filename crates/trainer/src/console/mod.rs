@@ -76,7 +76,7 @@ impl Console {
 
     /// Prints what a run in `folder` is about to do.
     pub fn brief(self, plan: &Plan, folder: &Path) {
-        self.print(&format!("plan of {}\n{}", plan.name.value, plan.brief(folder)));
+        self.print(&format!("plan of {}\n{}", plan.name.value, plan.brief(Some(folder))));
     }
 
     /// Prints the plan under the run's name.

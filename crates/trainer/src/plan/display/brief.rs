@@ -1,4 +1,4 @@
-//! The plan in the few lines that `train` prints before the first step; `plan` and plan.toml have all of it.
+//! The plan in the few lines that `train` prints before the first step, and `new` under the name of a recipe; `plan` and plan.toml have all of it.
 //!
 //! Trade-off: reasons are cut after their first clause, so what a choice rests on may be left to the whole plan.
 
@@ -14,8 +14,8 @@ use crate::plan::Plan;
 use crate::plan::display::with_grouped_numbers;
 
 impl Plan {
-    /// Returns what a run in `folder` is about to do, one fact per line, with warnings.
-    pub fn brief(&self, folder: &Path) -> String {
+    /// Returns what a run in `folder` is about to do, one fact per line, with warnings. Without a folder: its rows, steps, memory and time.
+    pub fn brief(&self, folder: Option<&Path>) -> String {
         let recompute = format!("{}, {}", to_name(&self.recompute.value), clause(&self.recompute.reason));
         // How full the rows are, without what the label says.
         let fill = self.row_len.reason.split_once("; ").map_or(self.row_len.reason.as_str(), |(_, fill)| fill);
@@ -41,7 +41,10 @@ impl Plan {
             lines.push(("time", format!("{}, at {rate} tokens/s", human_seconds(forecast.run_seconds.value))));
         }
         lines.extend(self.results().map(|(name, when, how)| (name, format!("{when}, {how}"))));
-        lines.push(("saved to", format!("{}, with the whole plan in plan.toml", folder.display())));
+        match folder {
+            Some(folder) => lines.push(("saved to", format!("{}, with the whole plan in plan.toml", folder.display()))),
+            None => lines.retain(|(name, _)| ["model", "rows", "step", "memory", "time"].contains(name)),
+        }
         let mut text: Vec<String> = lines.iter().map(|(name, what)| format!("  {name:<14} {what}")).collect();
         text.extend(self.alarms());
         with_grouped_numbers(&text.join("\n"))
@@ -75,10 +78,13 @@ mod tests {
     #[test]
     fn a_run_begins_with_at_most_ten_lines_that_hold_no_name_of_the_code() {
         let plan = resolve(&["data.eval_fraction=0.1", "train.gradient_accumulation=2"]).unwrap();
-        let brief = plan.brief(Path::new("runs/here"));
+        let brief = plan.brief(Some(Path::new("runs/here")));
         assert!(brief.lines().count() <= 10, "{brief}");
         let [step, saved] = ["step", "saved to"].map(|name| brief.lines().find(|line| line.trim().starts_with(name)));
         assert!(step.unwrap().contains("rows per step") && saved.unwrap().contains("runs/here"), "{brief}");
         assert!(!brief.contains(['{', '"']) && !brief.contains("None"), "{brief}");
+        let briefest = plan.brief(None);
+        assert!(briefest.lines().all(|line| brief.contains(line)), "{briefest}");
+        assert!(briefest.lines().count() <= 5 && briefest.contains("rows per step"), "{briefest}");
     }
 }
