@@ -19,7 +19,7 @@ pub(super) fn render(run: &RunRecord) -> String {
     let mut blocks = vec![Block::Table(Table::of_pairs(facts(run)))];
     let recipe = |text: &String| Block::Folded("The recipe".to_owned(), vec![Block::Verbatim(text.clone())]);
     blocks.extend(run.recipe.as_ref().map(recipe));
-    blocks.extend(samples::answers(run.summary.as_ref()));
+    blocks.extend(samples::answers(&run.samples()));
     let figures = |plots: Vec<Plot>| Block::Plots(plots.iter().map(Plot::figure).collect());
     blocks.extend([Block::heading("Training"), figures(training(run))]);
     blocks.extend(samples::blocks(&run.rounds, &run.reward_names()));
@@ -38,9 +38,16 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
     let change = |before: Option<f64>, after: Option<f64>, show: fn(f64) -> String| match (before, after) {
         (Some(before), Some(after)) => Some(format!("{} to {}", show(before), show(after))),
         (None, Some(after)) => Some(show(after)),
-        (_, None) => None,
+        (Some(before), None) => Some(format!("{} before training", show(before))),
+        (None, None) => None,
     };
-    let held_out = |name: &str| (run.summed(&format!("{name}_before")), run.summed(&format!("{name}_after")));
+    // Without a summary what was logged: before the first step, and last.
+    let logged = |key: &str, at: &str| run.series(key).into_iter().rfind(|(step, _)| (*step < 1.0) == (at == "before"));
+    let of = |name: &str, when: &str| match &run.summary {
+        Some(_) => run.summed(&format!("{name}_{when}")),
+        None => logged(name, when).map(|(_, value)| value),
+    };
+    let held_out = |name: &str| (of(name, "before"), of(name, "after"));
     let [loss, reward, accuracy, exact] = ["eval_loss", "eval_reward", "token_accuracy", "exact_match"].map(held_out);
     let energy = |joules: f64| format!("{:.3} kWh of the accelerator while training", joules / 3.6e6);
     let percent: fn(f64) -> String = |share| format!("{:.1} %", 100.0 * share);
@@ -50,7 +57,8 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
     let memory = (peak > 0.0).then(|| format!("{} at most{planned}", human_bytes(peak as u64)));
     let rows = [
         ("status", Some(status(run))),
-        ("ended", run.ended()),
+        ("began", run.began.clone()),
+        ("ended", run.summary.as_ref().and_then(|all| Some(all.get("ended")?.as_str()?.to_owned()))),
         ("model", words("model_folder")),
         ("backend", words("backend").map(|backend| with_compute(run, backend))),
         ("held-out loss", change(loss.0, loss.1, |loss| format!("{loss:.4}"))),
@@ -272,6 +280,8 @@ mod tests {
             ),
             recipe: Some("name = \"<b>\"".to_owned()),
             rounds: Vec::new(),
+            began: Some("2026-07-30 11:00 UTC".to_owned()),
+            state: serde_json::json!({"sample_prompts": ["2 < 3?"], "samples_before": ["no"]}),
         }
     }
 
@@ -313,7 +323,11 @@ mod tests {
         let mut run = run();
         run.summary = None;
         run.plan.insert("steps".to_owned(), "value = 2000\nreason = \"x\"".parse::<toml::Table>().unwrap().into());
-        assert!(render(&run).contains("not finished: 50 of 2,000 steps logged"));
+        run.lines.insert(0, serde_json::json!({"step": 0, "eval_loss": 3.25}));
+        let page = render(&run);
+        for part in ["not finished: 50 of 2,000 steps", "2026-07-30 11:00 UTC", "3.2500 to 0.2500", ">no</td>"] {
+            assert!(page.contains(part), "{part:?} is not in {page}");
+        }
         run.lines.clear();
         assert!(render(&run).contains("no step was logged"));
     }

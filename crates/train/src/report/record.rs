@@ -1,4 +1,4 @@
-//! Reads the content of a run folder: the lines of metrics, the plan, the summary of a finished run, and samples.
+//! Reads the content of a run folder: the lines of metrics, the plan, the summary of a finished run or the last state of another, and samples.
 //!
 //! Files are read as plain data rather than as the types that wrote them, so that folders of other versions can be shown too.
 
@@ -7,7 +7,9 @@ use std::fs;
 use std::path::Path;
 
 use firebrick_trainer::RunError;
-use serde_json::Value;
+use firebrick_trainer::console::date_and_time;
+use firebrick_trainer::state::checkpoint_folder::latest;
+use serde_json::{Value, json};
 
 use super::samples::{self, Round};
 
@@ -20,8 +22,12 @@ pub struct RunRecord {
     pub lines: Vec<Value>,
     /// plan.toml; empty if there is none.
     pub plan: toml::Table,
+    /// Date and time of its beginning, which its first TensorBoard file has in its name.
+    pub began: Option<String>,
     /// summary.json; `None` for a run that has not finished.
     pub summary: Option<Value>,
+    /// state.json of the newest checkpoint; null if there is none.
+    pub state: Value,
     /// config.toml, as saved.
     pub recipe: Option<String>,
     /// Completions with their rewards, of a run that learns from them.
@@ -53,12 +59,17 @@ impl RunRecord {
             serde_json::from_str(&text)
                 .map_err(|error| malformed("summary.json", "one JSON object", &error.to_string()))
         });
+        let seconds = |entry: fs::DirEntry| entry.file_name().to_str()?.split('.').nth(3)?.parse::<i64>().ok();
+        let events = fs::read_dir(run.join("tensorboard")).into_iter().flatten().flatten();
+        let newest = latest(run).ok().flatten().and_then(|(_, folder)| fs::read(folder.join("state.json")).ok());
         let folder = fs::canonicalize(run).unwrap_or_else(|_| run.to_owned());
         Ok(Self {
             name: folder.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned()),
             lines,
             plan: plan.transpose()?.unwrap_or_default(),
+            began: events.filter_map(seconds).min().map(date_and_time),
             summary: summary.transpose()?,
+            state: newest.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default(),
             recipe: optional("config.toml"),
             rounds: samples::read(run),
         })
@@ -117,9 +128,14 @@ impl RunRecord {
         rewards().into_iter().flatten().map(name).collect()
     }
 
-    /// Returns date and time of the run's end.
-    pub fn ended(&self) -> Option<String> {
-        Some(self.summary.as_ref()?.get("ended")?.as_str()?.to_owned())
+    /// Returns the sample prompts, each with its answers `before` and `after`; a run that has not finished has none after.
+    pub fn samples(&self) -> Vec<Value> {
+        let list = |of: &Value| of.as_array().cloned().unwrap_or_default();
+        if let Some(summary) = &self.summary {
+            return list(&summary["samples"]);
+        }
+        let pairs = list(&self.state["sample_prompts"]).into_iter().zip(list(&self.state["samples_before"]));
+        pairs.map(|(prompt, before)| json!({"prompt": prompt, "before": before, "after": "(not finished)"})).collect()
     }
 
     /// Returns a number of the summary.
@@ -143,7 +159,17 @@ mod tests {
             "[steps]\nvalue = 9\n[forecast.tokens_per_second.value]\nlower = 1.5\n",
         )
         .unwrap();
+        for (file, text) in [
+            ("checkpoints/step-2/manifest.json", "{}"),
+            ("checkpoints/step-2/state.json", r#"{"sample_prompts": ["a"], "samples_before": ["b"]}"#),
+            ("tensorboard/events.out.tfevents.1785414840.host.7.0", ""),
+        ] {
+            fs::create_dir_all(folder.path().join(file).parent().unwrap()).unwrap();
+            fs::write(folder.path().join(file), text).unwrap();
+        }
         let record = RunRecord::read(folder.path()).unwrap();
+        assert_eq!(record.began.as_deref(), Some("2026-07-30 12:34 UTC"));
+        assert_eq!(record.samples(), [json!({"prompt": "a", "before": "b", "after": "(not finished)"})]);
         assert_eq!(record.series("loss"), [(1.0, 2.5), (3.0, 2.0)]);
         assert_eq!(
             (record.last_step(), record.energy_j()),

@@ -44,13 +44,13 @@ pub(super) fn read(run: &Path) -> Vec<Round> {
 /// CSS rules of the table of answers, which keep line breaks.
 pub(super) const STYLE: &str = "tr.answers td { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 12rem }\n";
 
-/// Shows the sample prompts in the summary of a run, each with its answers; nothing if there are none.
-pub(super) fn answers(summary: Option<&Value>) -> Vec<Block> {
-    let samples = summary.and_then(|summary| summary["samples"].as_array()).into_iter().flatten();
+/// Shows sample prompts, each with its answers; nothing if there are none.
+pub(super) fn answers(samples: &[Value]) -> Vec<Block> {
     let cell = |text: &Value| text.as_str().map_or_else(|| "was not asked".to_owned(), beginning);
     let row = |sample: &Value| ("answers", ["prompt", "before", "after"].map(|key| cell(&sample[key])).to_vec());
     let names = ["prompt", "answer before training", "answer after training"];
-    let table = Table { columns: names.map(|name| (name, Column::Text)).to_vec(), rows: samples.map(row).collect() };
+    let rows = samples.iter().map(row).collect();
+    let table = Table { columns: names.map(|name| (name, Column::Text)).to_vec(), rows };
     if table.rows.is_empty() { Vec::new() } else { vec![Block::heading("Answers"), Block::Table(table)] }
 }
 

@@ -17,7 +17,7 @@ pub use message::error_message;
 pub use progress::Progress;
 pub use progress::grouped;
 pub use shell::{program, shell_quoted};
-pub use summary::{Outcome, SampleAnswer, Summary};
+pub use summary::{Outcome, SampleAnswer, Summary, date_and_time};
 
 use std::io::Write;
 use std::path::Path;

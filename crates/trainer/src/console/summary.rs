@@ -5,11 +5,17 @@
 
 use std::fmt;
 
+use chrono::DateTime;
 use firebrick_arch::counted;
 use serde::{Deserialize, Serialize};
 
 use crate::console::grouped;
 use crate::metrics::{PairMetrics, RankMetrics};
+
+/// Writes a date and time, such as `2026-07-30 12:34 UTC`, from seconds since 1970.
+pub fn date_and_time(seconds: i64) -> String {
+    DateTime::from_timestamp(seconds, 0).unwrap_or_default().format("%Y-%m-%d %H:%M UTC").to_string()
+}
 
 /// The results of a finished run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

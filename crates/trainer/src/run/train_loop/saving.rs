@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use chrono::DateTime;
 use firebrick_files::AtomicFolder;
 use firebrick_kernels::Kernels;
 use firebrick_model::{CollectedWeights, HfFolder, ModelError, float_type_of};
@@ -18,7 +17,7 @@ use super::background::Background;
 use super::numbers::report_evaluation;
 use super::trace::SAVE;
 use crate::config::to_name;
-use crate::console::{Outcome, SampleAnswer, Summary};
+use crate::console::{Outcome, SampleAnswer, Summary, date_and_time};
 use crate::error::RunError;
 use crate::metrics::{Evaluation, RunEnd};
 use crate::run::prepare::now;
@@ -296,7 +295,7 @@ impl<B: Kernels> Run<B> {
             weights: weights.display().to_string(),
             ranks: self.rank_meter.mean().map(Box::new),
             samples: self.with_answers_before(&samples),
-            ended: DateTime::from_timestamp(now(), 0).unwrap_or_default().format("%Y-%m-%d %H:%M UTC").to_string(),
+            ended: date_and_time(now()),
         };
         let text = serde_json::to_string_pretty(&summary).expect("a summary of plain fields is expressible as JSON");
         // Not earlier: a run whose weights cannot be written has failed.
