@@ -286,18 +286,12 @@ pub fn generation_eos_token_ids(dir: &Path) -> Result<Vec<u32>, ArchError> {
 }
 
 /// Returns the padding token that the `generation_config.json` of a folder names; `None` if it names none or there is no such file.
-///
-/// # Errors
-/// A file that cannot be read or is no JSON object.
 pub fn generation_pad_token_id(dir: &Path) -> Result<Option<u32>, ArchError> {
     // Older models write -1 for none.
     Ok(generation_settings(dir)?.get(PAD_TOKEN_ID).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok()))
 }
 
 /// Reads the `generation_config.json` of a model or adapter folder; empty if there is none.
-///
-/// # Errors
-/// A file that cannot be read or is no JSON object.
 pub fn generation_settings(dir: &Path) -> Result<Map<String, Value>, ArchError> {
     let path = dir.join(GENERATION_CONFIG_FILE);
     if path.is_file() { parse_object(&read_text(&path)?, &path) } else { Ok(Map::new()) }

@@ -22,17 +22,11 @@ pub struct JsonObject<'a> {
 }
 
 /// Reads a file as text, for [`parse_object`].
-///
-/// # Errors
-/// An error of the operating system.
 pub fn read_text(path: &Path) -> Result<String, ArchError> {
     read_to_string(path).map_err(ArchError::io("read", path))
 }
 
 /// Parses the text of the file at `path` as a JSON object, as Python writes it ([`python_json`]).
-///
-/// # Errors
-/// Text that is not a JSON object.
 pub fn parse_object(text: &str, path: &Path) -> Result<Map<String, Value>, ArchError> {
     let object = python_json::from_slice(text.as_bytes()).and_then(from_value);
     object.map_err(|source| ArchError::Json { path: path.to_path_buf(), source })

@@ -421,9 +421,6 @@ impl LoraConfig {
 
     /// Checks that no module gets two values from the keys of a pattern: in a file the first key counts, but in a recipe keys have no
     /// order.
-    ///
-    /// # Errors
-    /// [`ArchError::TwoValues`].
     pub fn check_unordered(&self, spec: &ModelSpec) -> Result<(), ArchError> {
         let paths: Vec<String> = spec.modules().map(|(module, _)| module.path).collect();
         match self.rank_pattern.ambiguous(&paths).or_else(|| self.alpha_pattern.ambiguous(&paths)) {
@@ -456,9 +453,6 @@ impl ModelSpec {
 
     /// The tensors of an adapter on disk, under PEFT's names: A `[r, in]`, B `[out, r]` and with DoRA magnitudes `[out]` of each target in the order
     /// of [`ModelSpec::tensors`], and then the tensors that train whole.
-    ///
-    /// # Errors
-    /// What [`LoraConfig::resolve`] refuses.
     pub fn adapter_tensors(&self, lora: &LoraConfig) -> Result<Vec<TensorSpec>, ArchError> {
         Ok(self.tensors_of(&lora.resolve(self)?))
     }

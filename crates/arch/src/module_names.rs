@@ -39,9 +39,6 @@ pub struct PathPattern {
 
 impl PathPattern {
     /// Compiles an expression.
-    ///
-    /// # Errors
-    /// [`ArchError::BadPattern`] where it is not one.
     pub fn new(text: &str) -> Result<Self, ArchError> {
         Self::anchored(text, format!("^(?:{text})$"))
     }
@@ -80,9 +77,6 @@ impl TargetModules {
     }
 
     /// Builds targets from one string: "all-linear" or a regular expression.
-    ///
-    /// # Errors
-    /// [`ArchError::BadPattern`].
     pub fn from_text(text: &str) -> Result<Self, ArchError> {
         if text.eq_ignore_ascii_case(ALL_LINEAR) {
             return Ok(Self::AllLinear);
@@ -164,9 +158,6 @@ pub struct ByPattern<T>(Vec<(PathPattern, T)>);
 
 impl<T: Copy + PartialEq> ByPattern<T> {
     /// Builds the table from keys and values, in their order.
-    ///
-    /// # Errors
-    /// [`ArchError::BadPattern`].
     pub fn new(entries: impl IntoIterator<Item = (String, T)>) -> Result<Self, ArchError> {
         let pattern = |key: &str| PathPattern::anchored(key, format!(r"^(?:.*\.)?(?:{key})$"));
         let compiled = |(key, value): (String, T)| Ok((pattern(&key)?, value));

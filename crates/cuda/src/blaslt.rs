@@ -54,9 +54,6 @@ pub struct BlasLt {
 
 impl BlasLt {
     /// Opens the library and creates a handle, with 64 MiB of workspace from Hopper on and 16 MiB before.
-    ///
-    /// # Errors
-    /// Errors of [`crate::Libraries::find`], [`CudaError::BrokenLibrary`], or errors of the driver or the library.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let device = context.driver().device(context.ordinal())?;
         let capability = device.compute_capability;
@@ -175,9 +172,6 @@ impl PreparedMatmul {
     ///
     /// # Safety
     /// The requirements of [`BlasLt::prepare`] must hold, and the [`BlasLt`] that prepared it must be alive.
-    ///
-    /// # Errors
-    /// [`CudaError::DifferentDevices`], or errors of the library.
     pub unsafe fn submit(&self, stream: &Stream) -> Result<(), CudaError> {
         same_device("cublasLtMatmul", &self.context, stream.context())?;
         // SAFETY: the addresses, the handle and the workspace are the caller's promise, the stream is borrowed, and their context is made

@@ -42,9 +42,6 @@ pub struct DeviceMemory {
 impl Context {
     /// Retains the primary context of device `ordinal`, creating it if this process has none yet (a few hundred MiB of
     /// device memory).
-    ///
-    /// # Errors
-    /// [`CudaError::NoSuchDevice`], or errors of the driver.
     pub fn retain(driver: &Driver, ordinal: usize) -> Result<Self, CudaError> {
         let device = driver.handle(ordinal)?;
         // SAFETY: `device` came from cuDeviceGet.
@@ -95,9 +92,6 @@ impl Context {
 
     /// Runs `work` with this context current on the calling thread, and restores the previous context afterwards, even
     /// after a panic, because CubeCL manages the current context of its threads itself.
-    ///
-    /// # Errors
-    /// Errors of `work`, or errors of the driver.
     pub fn with_current<T>(&self, work: impl FnOnce() -> Result<T, CudaError>) -> Result<T, CudaError> {
         struct Pop;
         impl Drop for Pop {

@@ -137,9 +137,6 @@ impl Driver {
     }
 
     /// Returns one device. `FIREBRICK_CUDA_CAPABILITY` and `FIREBRICK_CUDA_BLOCK_BYTES` make it an older or smaller one.
-    ///
-    /// # Errors
-    /// [`CudaError::NoSuchDevice`], [`CudaError::InvalidVariable`], or errors of the driver.
     pub fn device(&self, ordinal: usize) -> Result<DeviceInfo, CudaError> {
         let device = self.handle(ordinal)?;
         let attribute = |attribute| {
@@ -164,9 +161,6 @@ impl Driver {
     }
 
     /// Returns a device's place on the PCI bus as Linux writes it, such as `0000:18:00.0`.
-    ///
-    /// # Errors
-    /// [`CudaError::NoSuchDevice`], or errors of the driver.
     pub fn bus_id(&self, ordinal: usize) -> Result<String, CudaError> {
         let device = self.handle(ordinal)?;
         let number = |attribute| {

@@ -93,9 +93,6 @@ impl Graph {
     ///
     /// # Safety
     /// The caller's promises for each recorded piece of work must hold again, until the stream has done it.
-    ///
-    /// # Errors
-    /// [`CudaError::DifferentDevices`], or errors of the driver, including those of earlier kernels.
     pub(crate) unsafe fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
         same_device("cuGraphLaunch", stream.context(), &self.context)?;
         // SAFETY: both handles are alive, since their owners are borrowed; the rest is the caller's promise.

@@ -46,9 +46,6 @@ pub struct LibraryReport {
 
 impl Libraries {
     /// Finds and opens the libraries, once per process. Only libraries that the driver supports are taken.
-    ///
-    /// # Errors
-    /// [`CudaError::LibrariesNotFound`], [`CudaError::MixedMajors`], or [`CudaError::LibraryNotOpened`].
     pub fn find(driver: &Driver) -> Result<&'static Self, CudaError> {
         static FOUND: OnceLock<Result<Libraries, CudaError>> = OnceLock::new();
         let open = || Self::open(&Environment::of_process(), driver.version());

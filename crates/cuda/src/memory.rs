@@ -28,9 +28,6 @@ pub struct DeviceBuffer {
 
 impl DeviceBuffer {
     /// Allocates `bytes` bytes, aligned to 256 (as `cuMemAlloc` guarantees).
-    ///
-    /// # Errors
-    /// [`CudaError::OutOfMemory`], or errors of the driver.
     pub fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
         // cuMemAlloc rejects 0 bytes; one unused byte gives a valid address.
         // SAFETY: a context is current, and the allocation is freed once, in `drop`.

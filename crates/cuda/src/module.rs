@@ -36,9 +36,6 @@ impl Module {
     }
 
     /// Returns the kernel with this name: an `extern "C"` function of the program, or the mangled name of another function.
-    ///
-    /// # Errors
-    /// [`CudaError::NoSuchKernel`], or errors of the driver.
     pub fn kernel(&self, name: &str) -> Result<Kernel, CudaError> {
         let missing = || CudaError::NoSuchKernel { program: self.loaded.program.clone(), kernel: name.to_string() };
         let c_name = CString::new(name).map_err(|_| missing())?;

@@ -51,9 +51,6 @@ impl Stream {
 
     /// Marks the work submitted so far. An event that was recorded before is moved here; waits that were already submitted keep
     /// waiting for the old mark.
-    ///
-    /// # Errors
-    /// [`CudaError::DifferentDevices`], or errors of the driver.
     pub fn record(&self, event: &Event) -> Result<(), CudaError> {
         same_device("cuEventRecord", &self.context, &event.context)?;
         // SAFETY: both handles are alive, since their owners are borrowed, and belong to one context.
@@ -63,9 +60,6 @@ impl Stream {
 
     /// Makes later work of this stream wait for the mark; the host does not wait. There is no wait for an event that was never
     /// recorded.
-    ///
-    /// # Errors
-    /// [`CudaError::DifferentDevices`], or errors of the driver.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         same_device("cuStreamWaitEvent", &self.context, &event.context)?;
         let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -119,9 +113,6 @@ impl Event {
 
     /// Returns the milliseconds of device time from `start` to this event, to about half a microsecond. Both events
     /// must be [`Event::timed`], recorded, and done.
-    ///
-    /// # Errors
-    /// [`CudaError::DifferentDevices`], or errors of the driver, for instance if an event is not done.
     pub fn milliseconds_since(&self, start: &Event) -> Result<f32, CudaError> {
         same_device("cuEventElapsedTime", &start.context, &self.context)?;
         // SAFETY: both handles are alive, since their owners are borrowed, and belong to one context.

@@ -28,9 +28,6 @@ pub struct AtomicFile {
 
 impl AtomicFile {
     /// Creates the temporary file in the folder of `path`, which must exist.
-    ///
-    /// # Errors
-    /// The temporary file cannot be created.
     pub fn create(path: &Path) -> Result<Self> {
         let file = temporary_in(parent(path), PARTIAL, "")?;
         Ok(Self { file: BufWriter::new(file), path: path.to_owned() })
@@ -68,9 +65,6 @@ pub fn remove_partial_files(folder: &Path) {
 }
 
 /// Writes a whole file; after a crash at any moment it holds either the old bytes or the new ones.
-///
-/// # Errors
-/// Those of [`AtomicFile::create`] and [`AtomicFile::commit`].
 pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
     let mut file = AtomicFile::create(path)?;
     file.write_all(bytes.as_ref())?;
@@ -78,9 +72,6 @@ pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
 }
 
 /// Renames a file or folder and waits until the new name is on the disk.
-///
-/// # Errors
-/// The rename fails, or the folder of `to` cannot be flushed.
 pub fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to)?;
     sync_folder(parent(to))
@@ -88,9 +79,6 @@ pub fn rename(from: &Path, to: &Path) -> Result<()> {
 
 /// Waits until a folder's list of names is on the disk, so that a rename in it survives a power cut. Windows has no such call and does it by itself;
 /// some network file systems refuse it, and that is ignored.
-///
-/// # Errors
-/// The folder cannot be opened or flushed.
 pub fn sync_folder(folder: &Path) -> Result<()> {
     if !cfg!(unix) {
         return Ok(());
@@ -103,9 +91,6 @@ pub fn sync_folder(folder: &Path) -> Result<()> {
 
 /// Creates a temporary file in `folder` with a name between `prefix` and `suffix`, removed when it is dropped before `NamedTempFile::persist`. As for
 /// any other new file, the user's umask determines who may read it.
-///
-/// # Errors
-/// The file cannot be created.
 pub fn temporary_in(folder: &Path, prefix: &str, suffix: &str) -> Result<NamedTempFile> {
     let mut builder = Builder::new();
     builder.prefix(prefix).suffix(suffix);
@@ -130,9 +115,6 @@ pub struct AtomicFolder {
 
 impl AtomicFolder {
     /// Creates the temporary folder next to `path`, in a folder that must exist.
-    ///
-    /// # Errors
-    /// The temporary folder, or the lock in it, cannot be created.
     pub fn create(path: &Path) -> Result<Self> {
         let prefix = format!("{}.partial-", path.file_name().unwrap_or_default().to_string_lossy());
         remove_abandoned(parent(path), &prefix);

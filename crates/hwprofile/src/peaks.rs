@@ -60,9 +60,6 @@ impl MeasuredPeaks {
     }
 
     /// Stores the peaks in a folder, in place of earlier ones with the same key. Returns the file.
-    ///
-    /// # Errors
-    /// The folder cannot be written.
     pub fn save(&self, folder: &Path) -> io::Result<PathBuf> {
         fs::create_dir_all(folder)?;
         let word = |text: &str| {

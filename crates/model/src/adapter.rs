@@ -118,9 +118,6 @@ impl<B: Kernels> Decoder<B> {
 
     /// Writes LoRA pairs and modules that train whole as a PEFT adapter folder for the original base. Each file replaces an earlier one only once it
     /// is on disk. With companions the folder also holds tokenizer, chat template, generation settings and license: all that a prompt needs.
-    ///
-    /// # Errors
-    /// The folder cannot be written, or a companion cannot be read.
     pub fn save_adapter(
         &self,
         dir: &Path,

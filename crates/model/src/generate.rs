@@ -209,9 +209,6 @@ impl<B: Kernels> Decoder<B> {
 
     /// Continues each prompt as [`Decoder::generate`] does, with a random stream of its own, numbered from `first_stream`; so a completion depends on
     /// its prompt, the seed and its number alone. The results are in the order of the prompts.
-    ///
-    /// # Errors
-    /// Those of [`Decoder::generate`].
     pub fn complete(
         &self,
         prompts: &[Vec<u32>],

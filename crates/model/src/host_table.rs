@@ -45,9 +45,6 @@ impl HostTable {
     }
 
     /// Reads the row of a token.
-    ///
-    /// # Errors
-    /// A failed read, or a value that is not finite.
     pub(crate) fn row(&self, id: usize) -> Result<Vec<f32>, ModelError> {
         if id >= self.stored_rows {
             return Ok(self.mean.clone());

@@ -194,9 +194,6 @@ impl LocalRanks {
 }
 
 /// Finds a port of this machine that is free now.
-///
-/// # Errors
-/// All are in use.
 pub fn free_port() -> std::io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }

@@ -97,9 +97,6 @@ impl QuantFormat {
     }
 
     /// Rejects a matrix whose rows are not whole blocks, unless blocks run across rows.
-    ///
-    /// # Errors
-    /// [`Error::PartialBlocks`].
     pub fn check_columns(self, columns: usize) -> Result<()> {
         let block_size = self.block_size(usize::MAX);
         let takes_any = self.scaling().is_none() || block_size == usize::MAX;

@@ -43,9 +43,6 @@ fn nearest(scaled: f32) -> u8 {
 }
 
 /// Quantizes values to packed codes and the scale of each block.
-///
-/// # Errors
-/// [`Error::NonFinite`](crate::Error::NonFinite).
 pub fn quantize(values: &[f32]) -> Result<(Vec<u8>, Vec<f32>)> {
     nf4::encode_with(values, |value| value, nearest)
 }

@@ -27,9 +27,6 @@ const BYTES: usize = BLOCK / 2;
 
 impl QuantizedTensor {
     /// Quantizes the f32 values of a row-major tensor of `shape` to [`QuantFormat::Mxfp4`] with the scales that give the least squared error.
-    ///
-    /// # Errors
-    /// The same as those of [`QuantFormat::quantize`].
     pub fn mxfp4_of_least_error(values: &[f32], shape: &[usize]) -> Result<Self> {
         let mut tensor = QuantFormat::Mxfp4.quantize(values, shape)?;
         let Self { codes, scales: HostScales { block: BlockScales::Narrow { codes: scales, .. } }, .. } = &mut tensor

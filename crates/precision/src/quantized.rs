@@ -34,9 +34,6 @@ impl QuantFormat {
 
     /// Quantizes a tensor of `shape` from its little-endian bytes at any alignment, such as those of a mapped safetensors
     /// file. Values are widened to f32 exactly, one block at a time.
-    ///
-    /// # Errors
-    /// The same as those of [`QuantFormat::quantize`].
     pub fn quantize_bytes(self, bytes: &[u8], stored: FloatType, shape: &[usize]) -> Result<QuantizedTensor> {
         match stored {
             FloatType::F32 => self.quantize_with(in_groups(bytes, shape)?, f32::from_le_bytes, shape),

@@ -100,9 +100,6 @@ fn gguf_types() -> Offered<GgufType> {
 }
 
 /// Exports as the options request; returns a text for the user.
-///
-/// # Errors
-/// Folders that cannot be read, do not fit each other, or cannot be written.
 pub fn export(options: &ExportOptions) -> Result<String, RunError> {
     let console = Console::VERBOSE;
     check_out(&options.out, options.gguf.is_some())?;

@@ -34,9 +34,6 @@ impl RunConfig {
     }
 
     /// Reads the model in this folder as the recipe's adapter needs it.
-    ///
-    /// # Errors
-    /// Those of [`read_config`].
     pub fn read_model(&self, folder: &Path) -> Result<ModelConfig, ModelError> {
         Ok(read_config(folder)?.for_adapter(self.lora.as_ref()))
     }

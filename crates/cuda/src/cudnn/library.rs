@@ -62,9 +62,6 @@ unsafe impl Send for Handle {}
 
 impl Cudnn {
     /// Finds and loads cuDNN and creates handles for the device of the context. Takes about a second the first time.
-    ///
-    /// # Errors
-    /// Errors of [`Libraries::find`], [`CudaError::CudnnNotFound`], [`CudaError::BrokenLibrary`], or errors of cuDNN or the driver.
     pub fn load(context: &Context) -> Result<Self, CudaError> {
         let (symbols, version) = load_library(context.driver())?;
         let major = context.driver().device(context.ordinal())?.compute_capability.0;

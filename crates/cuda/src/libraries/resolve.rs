@@ -28,9 +28,6 @@ impl Choice {
 /// Returns the first place that has what is needed, and the newest version that all needed libraries have there and that the
 /// driver supports. `driver_major` is `None` without a driver, which then limits nothing; `cudnn_major` returns the version
 /// that a file of cuDNN was built for.
-///
-/// # Errors
-/// [`CudaError::LibrariesNotFound`] or [`CudaError::MixedMajors`].
 pub(super) fn resolve(
     places: Vec<SearchedFolders>,
     needed: &[&Library],

@@ -32,9 +32,6 @@ const COUNTERS: [(GpmMetricId, Gauge, f64); 7] = [
 const MIB_IN_GB: f64 = 1_048_576.0 / 1e9;
 
 /// Samples a card until the monitor is dropped.
-///
-/// # Errors
-/// NVML cannot be loaded, or knows no such card.
 pub(super) fn watch(uuid: &str, library: Option<&Path>, shared: &Shared) -> Result<(), NvmlError> {
     let nvml = match library {
         Some(path) => Nvml::builder().lib_path(path.as_os_str()).init()?,

@@ -125,9 +125,6 @@ impl BackendKind {
 
     /// Connects the devices of all ranks, if the backend has a library for that. Every rank calls it once, before the
     /// first collective. Returns a description of the transport between ranks, for the log.
-    ///
-    /// # Errors
-    /// [`CommError::NoLibrary`], or those of [`Communicator::all_reduce_sum`].
     pub fn connect(self, ranks: &Communicator, local_rank: usize) -> Result<String, CommError> {
         let _ = (ranks, local_rank);
         match self {

@@ -40,9 +40,6 @@ pub trait DeviceSide<B: Backend>: Send + Sync {
     fn failure(&self) -> Option<String>;
 
     /// Starts an operation on tensors of `device`. In a sum without a root, the root that a tensor names is ignored.
-    ///
-    /// # Errors
-    /// [`CommError::Lost`].
     fn start(
         &self,
         ranks: &Communicator,
@@ -69,9 +66,6 @@ impl Communicator {
     }
 
     /// Sends each tensor from the rank that is named with it to every rank.
-    ///
-    /// # Errors
-    /// The same as those of [`Communicator::all_reduce_sum`].
     pub fn broadcast_each<B: Session>(
         &self,
         tensors: Vec<(Tensor<B, 1>, usize)>,
@@ -84,9 +78,6 @@ impl Communicator {
     }
 
     /// Starts to send each payload from its root to every rank.
-    ///
-    /// # Errors
-    /// The same as those of [`Communicator::all_reduce_sum`].
     pub fn start_broadcast<B: Session>(
         &self,
         loans: Vec<Loan<B>>,
@@ -99,9 +90,6 @@ impl Communicator {
     }
 
     /// Starts to sum each tensor, f32 or bf16, over all ranks, for the rank that is named with it. On the others the result is undefined.
-    ///
-    /// # Errors
-    /// The same as those of [`Communicator::all_reduce_sum`].
     pub fn start_reduce<B: Session>(&self, tensors: Vec<(Tensor<B, 1>, usize)>) -> Result<Exchange<B>, CommError> {
         let Some(device) = device_of(&tensors) else { return Ok(Exchange::done(Vec::new())) };
         match self.device_side::<B>() {

@@ -48,9 +48,6 @@ impl CommError {
     }
 
     /// Runs `work` and returns the error that [`CommError::raise`] ended it with, if any. Other panics continue.
-    ///
-    /// # Errors
-    /// The raised error.
     pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Self> {
         std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|payload| match payload.downcast::<Self>() {
             Ok(error) => *error,
@@ -62,9 +59,6 @@ impl CommError {
 /// Carries bytes between ranks.
 pub trait Transport: Send + Sync {
     /// Returns the bytes of every rank, in rank order, once all have arrived.
-    ///
-    /// # Errors
-    /// [`CommError::Lost`].
     fn all_gather(&self, operation: &'static str, bytes: Vec<u8>) -> Result<Vec<Arc<[u8]>>, CommError>;
 
     /// Returns why the job cannot continue, if a rank is gone or failed.
@@ -142,9 +136,6 @@ impl Communicator {
     }
 
     /// Returns the bytes of every rank, in rank order.
-    ///
-    /// # Errors
-    /// [`CommError::Lost`].
     pub fn all_gather_bytes(&self, operation: &'static str, bytes: Vec<u8>) -> Result<Vec<Arc<[u8]>>, CommError> {
         match &self.transport {
             Some(transport) => {
@@ -170,9 +161,6 @@ impl Communicator {
     }
 
     /// Fails once a rank is lost, because results that were computed together since then must not be used.
-    ///
-    /// # Errors
-    /// [`CommError::Lost`].
     pub fn check(&self, operation: &'static str) -> Result<(), CommError> {
         let of_transport = self.transport.as_ref().and_then(|transport| transport.lost());
         match of_transport.or_else(|| self.library.get().and_then(|library| (library.failure)())) {

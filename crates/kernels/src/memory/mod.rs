@@ -40,9 +40,6 @@ pub trait MemoryOps: Session {
     /// Uploads the concatenated bytes of buffers as a matrix, row-major and in native byte order. Where the backend can, it starts to
     /// copy a buffer before it requests the next. `buffers` must run no Burn operation, because it may run inside a section.
     ///
-    /// # Errors
-    /// Returns the first error of `buffers`.
-    ///
     /// # Panics
     /// If the buffers do not have the byte length of the shape.
     fn upload<E>(

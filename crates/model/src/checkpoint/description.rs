@@ -18,9 +18,6 @@ use crate::error::ModelError;
 const ROUNDING: f64 = 1e-2;
 
 /// Reads the config.json of a model folder as [`HfFolder::read_config`] does; without weights, or with damaged ones, config.json alone.
-///
-/// # Errors
-/// Those of [`HfFolder::read_config`].
 pub fn read_config(dir: &Path) -> Result<ModelConfig, ModelError> {
     match HfFolder::open(dir) {
         Ok(folder) => folder.read_config(),
@@ -31,9 +28,6 @@ pub fn read_config(dir: &Path) -> Result<ModelConfig, ModelError> {
 impl HfFolder {
     /// Reads the folder's config.json. A head in the folder that differs from the embedding is the model's, even if config.json says that they are one
     /// table; that is a warning, as is any other tensor that is left out without being equal to what replaces it, once per folder.
-    ///
-    /// # Errors
-    /// Those of [`ModelConfig::read`], or a head that cannot be read.
     pub fn read_config(&self) -> Result<ModelConfig, ModelError> {
         let mut config = ModelConfig::read(self.dir())?;
         let notes = self.correct(&mut config)?;

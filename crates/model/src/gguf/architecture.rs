@@ -126,9 +126,6 @@ const ARCHITECTURES: [Architecture; 17] = [
 
 impl Architecture {
     /// Returns the family of a model that llama.cpp computes as it is here.
-    ///
-    /// # Errors
-    /// [`ModelError::NoGguf`] with what llama.cpp does not have.
     pub(super) fn of(config: &ModelConfig) -> Result<&'static Self, ModelError> {
         let refused = |what: String| ModelError::NoGguf { what };
         let found = ARCHITECTURES.iter().find(|known| known.model_type == config.model_type).ok_or_else(|| {

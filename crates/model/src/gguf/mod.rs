@@ -44,9 +44,6 @@ pub struct GgufEnds {
 }
 
 /// Checks that a GGUF file can be written of the model in `folder`, from its config.json and tokenizer alone.
-///
-/// # Errors
-/// Those of [`write_gguf`] but reads of weights and writes.
 pub fn check_gguf(folder: &Path) -> Result<(), ModelError> {
     let config = read_config(folder)?;
     let architecture = Architecture::of(&config)?;

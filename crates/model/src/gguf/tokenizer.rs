@@ -56,9 +56,6 @@ struct Method {
 }
 
 /// Describes the tokenizer in `folder`, and which tokens its `generation_config.json` suppresses.
-///
-/// # Errors
-/// Files that cannot be read, and [`ModelError::NoGguf`] for a tokenizer that llama.cpp does not have.
 pub(super) fn read(
     folder: &Path,
     config: &ModelConfig,

@@ -94,9 +94,6 @@ fn check_shapes(config: &LoraConfig, modules: &[String], path: &Path, shapes: &S
 
 /// Reads an adapter folder that PEFT or [`Decoder::save_adapter`](crate::Decoder::save_adapter) wrote: its settings, and
 /// its matrices by their names in the file.
-///
-/// # Errors
-/// Those of [`read_adapter_config`].
 pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF32>), ModelError> {
     let config = read_adapter_config(dir)?;
     Ok((config, read_adapter_f32(&dir.join(ADAPTER_WEIGHTS_FILE))?))

@@ -105,9 +105,6 @@ pub struct BenchOptions {
 
 impl BenchOptions {
     /// Returns the recipe of a run that does the same work, in the format `usual` where no option names one.
-    ///
-    /// # Errors
-    /// Options that exclude each other.
     pub(super) fn recipe(&self, usual: FloatType) -> Result<RunConfig, RunError> {
         if self.documents > self.seq / 2 {
             return Err(RunError::Refused(format!(

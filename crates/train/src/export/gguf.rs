@@ -15,9 +15,6 @@ const NO_TEMPLATE: &str = "the Modelfile has no template, because the chat templ
                            from the GGUF file (llama-server --jinja), Ollama has to be given one";
 
 /// Writes the model as one file, and the Modelfile for Ollama next to it.
-///
-/// # Errors
-/// A folder that cannot be read, a model that GGUF cannot describe here, files that cannot be written.
 pub(super) fn write(folder: &Path, out: &Path, kind: GgufType) -> Result<String, RunError> {
     let mut tokenizer = Tokenizer::from_folder(folder)?;
     tokenizer.set_template_defaults(chat_settings::read(folder)?);

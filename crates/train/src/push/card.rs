@@ -47,9 +47,6 @@ impl License {
 
 impl Facts {
     /// Reads a folder, and the recipe of the run that saved it.
-    ///
-    /// # Errors
-    /// Neither an adapter nor a model; files that cannot be read.
     pub(super) fn read(folder: &Path) -> Result<Self, RunError> {
         let adapter = folder.join(ADAPTER_CONFIG_FILE);
         let is_adapter = adapter.is_file();

@@ -89,17 +89,11 @@ struct State {
 
 impl Mlflow {
     /// Looks up the experiment, so that a server which is down or refuses is found before anything else is done.
-    ///
-    /// # Errors
-    /// The server cannot be reached or refuses.
     pub fn reach(section: &MlflowSection) -> Result<(), MlflowError> {
         Client::new(&section.tracking_uri).find_experiment(&section.experiment_name).map(|_| ())
     }
 
     /// Begins an MLflow run, or continues the one that `note`, a file of the run folder, names; sends the parameters.
-    ///
-    /// # Errors
-    /// The server cannot be reached or refuses; the note cannot be written.
     pub fn start(
         section: &MlflowSection,
         name: &str,

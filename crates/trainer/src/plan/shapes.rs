@@ -15,9 +15,6 @@ use crate::plan::wish::Wish;
 use crate::plan::{Chosen, adapter, answers, divided, fp8};
 
 /// Returns the tensors that train, as a run has them: the experts of a module are one tensor.
-///
-/// # Errors
-/// A LoRA target that matches no module of the model.
 pub(super) fn trained_tensors(spec: &ModelSpec, lora: Option<&LoraConfig>) -> Result<Vec<TensorSpec>, RunError> {
     Ok(match lora {
         Some(lora) => spec.stacked_tensors_of(&lora.resolve(spec)?),

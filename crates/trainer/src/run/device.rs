@@ -55,9 +55,6 @@ pub fn self_test(backend: BackendKind, local_rank: usize, test: SelfTest) -> Res
 }
 
 /// Returns once everything queued on the device is done.
-///
-/// # Errors
-/// [`RunError::DeviceFailed`] if some of it failed.
 pub fn wait<B: Kernels>(device: &B::Device) -> Result<(), RunError> {
     B::sync(device).map_err(|error| RunError::DeviceFailed {
         operation: "waiting for the device".to_owned(),
@@ -67,9 +64,6 @@ pub fn wait<B: Kernels>(device: &B::Device) -> Result<(), RunError> {
 }
 
 /// Runs device work. A device that cannot do an operation unwinds; this function catches that as a [`Failure`]. Other panics are bugs and continue.
-///
-/// # Errors
-/// The device's failure.
 pub fn catch_failure<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
     #[cfg(any(feature = "cuda", feature = "wgpu"))]
     {
@@ -92,9 +86,6 @@ pub fn catch_failure<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
 }
 
 /// Runs device work as [`catch_failure`] does, for work that saves nothing and has no plan.
-///
-/// # Errors
-/// The errors of `work`, or [`RunError::DeviceFailed`].
 pub fn device_work<T>(work: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
     catch_failure(work).unwrap_or_else(|Failure { operation, out_of_memory, message }| {
         let advice = if out_of_memory {

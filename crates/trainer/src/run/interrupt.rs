@@ -29,9 +29,6 @@ pub struct Interrupt {
 
 impl Interrupt {
     /// Listens for signals from now on, until the process ends.
-    ///
-    /// # Errors
-    /// The system refuses to install the handlers.
     pub fn install() -> io::Result<Interrupt> {
         let interrupt = Interrupt::default();
         interrupt.listen()?;

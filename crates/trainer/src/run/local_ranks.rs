@@ -101,9 +101,6 @@ pub fn placement(several: bool) -> Result<Option<Placement>, RunError> {
 
 /// Starts this program again as `count` ranks, and returns the exit status of the job. `is_for_programs`: a program reads what rank 0 writes to
 /// standard output, so it is passed on unchanged.
-///
-/// # Errors
-/// [`ParallelError::Start`], or no signals can be listened for.
 pub fn run_supervised(count: usize, is_for_programs: bool) -> Result<i32, RunError> {
     let failed = |error: io::Error| {
         let problem = error.to_string();

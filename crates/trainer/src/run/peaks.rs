@@ -82,9 +82,6 @@ impl Probe {
     }
 
     /// Measures all peaks of an otherwise idle device.
-    ///
-    /// # Errors
-    /// The device failed.
     pub fn peaks<B: Kernels>(self, device: &B::Device, dtype: DType, gemms: GemmFormat) -> Result<Peaks, RunError> {
         let tflops = |format| self.gemm_tflops::<B>(device, dtype, format);
         Ok(Peaks {
@@ -171,9 +168,6 @@ impl Probe {
 
 /// Runs the backend's self-test, then a GEMM in float16 if the backend computes in it, else in float32, on the device that a run of rank 0 would
 /// use. Returns the format and the rate, in 1e12 operations per second.
-///
-/// # Errors
-/// The device failed, or an operation is wrong on it.
 pub fn try_gemm(backend: BackendKind) -> Result<(FloatType, f64), RunError> {
     let dtype = dtype_of(compute_format(FloatType::F16, backend, None).value);
     let is_half = dtype == DType::F16 || backend.half_gemms_refusal().is_none();
@@ -188,9 +182,6 @@ pub fn try_gemm(backend: BackendKind) -> Result<(FloatType, f64), RunError> {
 }
 
 /// Times GEMMs of each format and copies on the device that a run of rank 0 would use, for `profile --measure`.
-///
-/// # Errors
-/// The device failed, or the machine has no such device.
 pub fn measure_peaks(
     backend: BackendKind,
     profile: &HardwareProfile,

@@ -60,9 +60,6 @@ impl DeviceFailure {
 
     /// Runs `work` and returns the failure that ended it, if any: one of ours, a panic of CubeCL on this thread, or what a lost device led to.
     /// Other panics continue.
-    ///
-    /// # Errors
-    /// The failure that ended `work`.
     pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Self> {
         panic::catch_unwind(AssertUnwindSafe(work)).map_err(|payload| match payload.downcast::<Self>() {
             Ok(failure) => *failure,

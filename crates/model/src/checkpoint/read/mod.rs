@@ -162,9 +162,6 @@ impl HfFolder {
     }
 
     /// Returns format and shape of a tensor; for a quantized weight those of its dequantized values, F32.
-    ///
-    /// # Errors
-    /// No tensor of this name.
     pub fn info(&self, name: &str) -> Result<TensorInfo, ModelError> {
         let holder = self.locate(name)?;
         let dtype = match holder {

@@ -34,9 +34,6 @@ pub struct Companions {
 
 impl Companions {
     /// Reads the tokenizer files of an adapter's folder, which may have tokens that its base lacks; empty if it has no tokenizer.
-    ///
-    /// # Errors
-    /// A file that cannot be read.
     pub fn tokenizer_of(adapter: &Path) -> Result<BTreeMap<String, String>, ModelError> {
         if !adapter.join(TOKENIZER_FILE).is_file() {
             return Ok(BTreeMap::new());

@@ -139,9 +139,6 @@ pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
 
 /// Reads the data and makes the plan of a run of `world_size` processes that began at `date` (seconds since 1970; chat templates see it), on the
 /// machine and with the exceptions of `request`. `length_group` is that of a run that is continued.
-///
-/// # Errors
-/// Anything wrong with the recipe, the tokenizer, the data, the model's config or the machine.
 pub fn prepare(
     recipe: RunConfig,
     date: i64,

@@ -73,9 +73,6 @@ impl PlanBasis {
     }
 
     /// Returns the plan of a run of `world_size` processes on the machine of `request`.
-    ///
-    /// # Errors
-    /// A recipe that cannot run there.
     pub fn plan(&self, world_size: usize, request: &PlanRequest) -> Result<Plan, RunError> {
         let profile = request.profile();
         let Self { recipe, model, data, .. } = self;

@@ -19,9 +19,6 @@ pub struct PromptColumns {
 }
 
 /// Reads the columns of each document.
-///
-/// # Errors
-/// A source that cannot be read any more.
 pub fn columns(documents: &DocumentSet, inputs: &[Input]) -> Result<Vec<PromptColumns>, DataError> {
     let place = |document: usize| {
         let origin = documents.entry(document).origin;

@@ -215,9 +215,6 @@ pub(in crate::run) fn agree_on_data(ranks: &Ranks, prepared: &Prepared) -> Resul
 }
 
 /// Refuses ranks with different base weights. If trained weights differ by a bit, all ranks get those of rank 0.
-///
-/// # Errors
-/// [`ParallelError::Differs`]; adapters that are parts of different bases; a rank is gone.
 pub(in crate::run) fn agree_on_weights<B: Kernels>(
     ranks: &Ranks,
     plan: &Plan,
@@ -269,9 +266,6 @@ fn checksum<B: Kernels>(model: &Decoder<B>) -> u64 {
 }
 
 /// Runs work that may fail because weights of other ranks do not arrive, and returns that failure as an error.
-///
-/// # Errors
-/// Errors of `work`; a rank is gone.
 pub fn catch_loss<T>(work: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
     CommError::catch(work).unwrap_or_else(|error| Err(ParallelError::from(error).into()))
 }

@@ -153,9 +153,6 @@ impl EvaluationSet {
     }
 
     /// Evaluates the model as it is.
-    ///
-    /// # Errors
-    /// A token outside the model's vocabulary, or logits that are not finite while answering.
     pub fn evaluate<B: Kernels>(&self, model: &Decoder<B>, tokenizer: &Tokenizer) -> Result<Evaluation, RunError> {
         let evaluation =
             self.evaluate_watched(model, tokenizer, &Ranks::single(), &mut |_| ControlFlow::Continue(()))?;

@@ -82,9 +82,6 @@ impl PairObjective {
 
     /// Uploads a batch of pairs with its reference.
     ///
-    /// # Errors
-    /// Errors of [`Decoder::upload`].
-    ///
     /// # Panics
     /// If the batch does not consist of pairs, unless it is padding.
     pub fn upload<B: Kernels>(&self, model: &Decoder<B>, batch: &Batch) -> Result<PairBatch<B>, ModelError> {

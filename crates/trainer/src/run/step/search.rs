@@ -50,9 +50,6 @@ pub(in crate::run) fn first_not_finite(sizes: &[(String, f32)]) -> (bool, String
 impl<B: Kernels> Trainer<B> {
     /// Runs the step that the settings name again, with the weights as they are, and measures it everywhere. Where ranks divide weights, all of them
     /// do it together.
-    ///
-    /// # Errors
-    /// A token outside the model's vocabulary.
     pub(in crate::run) fn sizes(&self, content: &StepContent) -> Result<Sizes, RunError> {
         let mut found = Squares::<B> { micro_batch: 0, places: Vec::new() };
         for Parameter { name, value, .. } in self.model.parameters() {

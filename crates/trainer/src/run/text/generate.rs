@@ -82,17 +82,11 @@ impl LoadOptions {
     /// Returns the tokens by which the training of the adapter, or of the model if there is none, chose longrope's factors; 0 if no file records it.
     /// A longer prompt chooses by its own length, as transformers does when it reads a prompt. So neither its neighbors nor the room for its answer
     /// change a text; transformers changes the factors again when an answer crosses the old context.
-    ///
-    /// # Errors
-    /// A file that cannot be read.
     pub fn trained_sequence_tokens(&self) -> Result<usize, RunError> {
         Ok(chat_settings::read_sequence_tokens(self.adapter.as_deref().unwrap_or(&self.model))?.unwrap_or(0))
     }
 
     /// Returns what the chat template received in the training of the adapter, or of the model if there is none.
-    ///
-    /// # Errors
-    /// A file that cannot be read.
     pub fn chat_settings(&self) -> Result<TemplateDefaults, RunError> {
         chat_settings::read(self.adapter.as_deref().unwrap_or(&self.model))
     }
@@ -268,9 +262,6 @@ pub fn read_prompts(path: &Path) -> Result<Vec<String>, RunError> {
 }
 
 /// Encodes a prompt: a user's turn through the chat template, or plain text.
-///
-/// # Errors
-/// The tokenizer has no chat template, or the template refuses the message.
 pub fn encode_prompt(tokenizer: &Tokenizer, text: &str, chat: bool) -> Result<Vec<u32>, RunError> {
     if !chat {
         return Ok(tokenizer.encode(text, true)?);
@@ -299,9 +290,6 @@ pub fn continue_prompts<B: Kernels>(
 
 /// Returns the tokens that end a text: those of the model's and the adapter's folder, the tokenizer's, and in a chat the one with which the template
 /// closes a turn.
-///
-/// # Errors
-/// The tokenizer fails on what the template writes.
 pub fn stop_tokens<B: Kernels>(model: &Decoder<B>, tokenizer: &Tokenizer, chat: bool) -> Result<Vec<u32>, RunError> {
     let mut stop_tokens = model.config.eos_token_ids.clone();
     stop_tokens.extend(tokenizer.eos_token_id());

@@ -27,9 +27,6 @@ impl<'a> TextStream<'a> {
     }
 
     /// Adds a token and returns its text; empty while a character is incomplete. Special tokens have no text.
-    ///
-    /// # Errors
-    /// The tokenizer cannot decode the tokens.
     pub fn push(&mut self, token: u32) -> Result<String, DataError> {
         self.tokens.push(token);
         let before = self.tokenizer.decode(&self.tokens[self.start..self.next], true)?;
@@ -44,9 +41,6 @@ impl<'a> TextStream<'a> {
     }
 
     /// Returns the text of all tokens, and the end of it that was not returned yet.
-    ///
-    /// # Errors
-    /// The tokenizer cannot decode the tokens.
     pub fn finish(self) -> Result<(String, String), DataError> {
         let whole = self.tokenizer.decode(&self.tokens, true)?;
         let rest = whole.strip_prefix(self.returned.as_str()).unwrap_or_default().to_owned();

@@ -106,9 +106,6 @@ pub(super) struct Engine {
 const NUMBER_BITS: u32 = 40;
 
 /// Loads the driver, counts its devices, and finds and opens the libraries. Without this, CubeCL would panic if one is missing.
-///
-/// # Errors
-/// Describes what is missing.
 pub fn probe() -> Result<(), String> {
     let driver = Driver::load().map_err(|error| error.to_string())?;
     if driver.devices().map_err(|error| error.to_string())?.is_empty() {

@@ -67,9 +67,6 @@ impl Matrices {
 static GPU: OnceLock<Result<Gpu, String>> = OnceLock::new();
 
 /// Looks for a device that wgpu can compute on, and opens it: CubeCL would panic without one.
-///
-/// # Errors
-/// Describes the devices that were looked for, in the library's words.
 pub(in crate::backends) fn probe() -> Result<(), String> {
     GPU.get_or_init(open).as_ref().map(|_| ()).map_err(Clone::clone)
 }
