@@ -22,10 +22,12 @@ use crate::library::{CUBLASLT, CUDNN, Library, NCCL, NVRTC};
 
 /// The libraries of this process.
 pub struct Libraries {
-    place: String,
-    major: Option<u32>,
-    nvrtc: Opened,
-    cublaslt: Opened,
+    /// The place that all of them are from, such as `VIRTUAL_ENV=...`.
+    pub place: String,
+    /// Their major version of CUDA; `None` if neither a file's name nor the library says.
+    pub major: Option<u32>,
+    pub(crate) nvrtc: Opened,
+    pub(crate) cublaslt: Opened,
     cudnn: Result<Opened, CudaError>,
     /// Opened when it is needed.
     nccl: Option<PathBuf>,
@@ -73,16 +75,6 @@ impl Libraries {
         open(&choice, library)
     }
 
-    /// Returns the place that all of them are from, such as `VIRTUAL_ENV=...`.
-    pub fn place(&self) -> &str {
-        &self.place
-    }
-
-    /// Returns their major version of CUDA; `None` if neither a file's name nor the library says.
-    pub fn major(&self) -> Option<u32> {
-        self.major
-    }
-
     /// Lists what was found, with versions. Opens NCCL.
     pub fn report(&self) -> Vec<LibraryReport> {
         let report = |name, file: &str, version: Option<String>| LibraryReport {
@@ -108,14 +100,6 @@ impl Libraries {
             found.push(report("CUDA headers", &folder.display().to_string(), version));
         }
         found
-    }
-
-    pub(crate) fn nvrtc(&self) -> &Opened {
-        &self.nvrtc
-    }
-
-    pub(crate) fn cublaslt(&self) -> &Opened {
-        &self.cublaslt
     }
 
     pub(crate) fn cudnn(&self) -> Result<&Opened, CudaError> {
@@ -259,6 +243,6 @@ mod tests {
         let Ok(libraries) = Driver::load().and_then(|driver| Libraries::find(&driver)) else { return };
         let report = libraries.report();
         assert!(report.len() >= 2 && report.iter().all(|library| library.file.exists()), "{report:?}");
-        assert!(!libraries.place().is_empty() && libraries.major().is_some_and(|major| major >= 12));
+        assert!(!libraries.place.is_empty() && libraries.major.is_some_and(|major| major >= 12));
     }
 }

@@ -81,7 +81,7 @@ impl Loaded {
             context.driver().checked("cuModuleLoadData", status.result()).map(|()| handle)
         };
         let handle = context.with_current(load)?;
-        let (program, source) = (image.name().to_owned(), image.source().clone());
+        let (program, source) = (image.name.clone(), image.source.clone());
         Ok(Self { context: context.clone(), program, source, handle, raising: Mutex::new(()) })
     }
 }

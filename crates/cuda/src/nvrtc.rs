@@ -69,24 +69,16 @@ pub struct Program {
 /// Code for one architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    name: String,
+    pub(crate) name: String,
     /// A cubin, or PTX, a text that ends in a zero.
     bytes: Arc<[u8]>,
-    source: Arc<str>,
+    pub(crate) source: Arc<str>,
 }
 
 impl Image {
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Returns the code: a cubin, or PTX, a text that ends in a zero.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
-    }
-
-    pub(crate) fn source(&self) -> &Arc<str> {
-        &self.source
     }
 }
 
@@ -116,7 +108,7 @@ impl Compiler {
 
     fn with_cache(cache: Cache) -> Result<Self, CudaError> {
         let nvrtc: Opened = match Driver::load() {
-            Ok(driver) => Libraries::find(&driver)?.nvrtc().clone(),
+            Ok(driver) => Libraries::find(&driver)?.nvrtc.clone(),
             Err(_) => Libraries::open_alone(&NVRTC)?,
         };
         let symbols = Symbols::look_up(&nvrtc)?;

@@ -84,7 +84,7 @@ impl Batch {
     pub(crate) fn push_document(&mut self, document: &Document<'_>) {
         let start = self.input_ids.len();
         document.append_tokens(&mut self.input_ids);
-        append_targets(&self.input_ids[start..], document.mask(), &mut self.targets);
+        append_targets(&self.input_ids[start..], document.mask, &mut self.targets);
         self.close_document(document.len());
     }
 

@@ -29,8 +29,10 @@ pub struct Corpus<'a> {
     pub pipeline: Pipeline,
     /// Maximum share (0 to 1) of a source's records that may be bad (see [`Diagnosis::check`]); 0.1 by default.
     pub max_bad_share: f64,
-    mixture: Mixture,
-    encoders: Vec<Encoder<'a>>,
+    /// The sources and how they are mixed.
+    pub mixture: Mixture,
+    /// One per source.
+    pub encoders: Vec<Encoder<'a>>,
 }
 
 /// Tokenized documents and the findings in their records.
@@ -63,16 +65,6 @@ impl<'a> Corpus<'a> {
         };
         let encoders = mixture.sources().iter().zip(options).map(encoder).collect::<Result<_, _>>()?;
         Ok(Self { pipeline: Pipeline::default(), max_bad_share: MAX_BAD_SHARE, mixture, encoders })
-    }
-
-    /// Returns the sources and how they are mixed.
-    pub fn mixture(&self) -> &Mixture {
-        &self.mixture
-    }
-
-    /// Returns the encoders, one per source.
-    pub fn encoders(&self) -> &[Encoder<'a>] {
-        &self.encoders
     }
 
     /// Identifies the documents and the findings of their records: content of the files, mixing, tokenizer, options and code. Paths and the number of

@@ -277,7 +277,7 @@ impl<'a> Encoder<'a> {
         let tokens = match content {
             Row::Chat(chat) if chat.turns.is_empty() => return Err(empty("there are no messages before an answer")),
             Row::Chat(chat) => {
-                let chat = chat.with_system(self.tokenizer.system_prompt());
+                let chat = chat.with_system(self.tokenizer.template_defaults().system_prompt.as_deref());
                 let template = self.tokenizer.chat_template_for(chat.tools.is_some())?;
                 self.tokenizer.encode(&template.render(&chat, true)?, false)?
             }
@@ -315,7 +315,7 @@ impl<'a> Encoder<'a> {
             let detail = "no message has a training flag, such as \"train\": true";
             return Err(Failure::Finding(FindingKind::NoFlags, detail.to_owned()));
         }
-        let chat = chat.with_system(self.tokenizer.system_prompt());
+        let chat = chat.with_system(self.tokenizer.template_defaults().system_prompt.as_deref());
         if matches!(self.options.record_format, RecordFormat::Alpaca | RecordFormat::Preference)
             && self.tokenizer.chat_template_for(chat.tools.is_some()).is_err()
             && let Some((prompt, completion)) = headed_text(&chat)

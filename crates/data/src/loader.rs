@@ -58,7 +58,7 @@ impl RowOrder {
 
     /// Returns the `count` rows from a cursor on, over the ends of epochs, and the cursor after them.
     pub fn take(&self, start: Cursor, count: usize) -> (Vec<usize>, Cursor) {
-        let rows = self.0.dataset().rows() as u64;
+        let rows = self.0.dataset.rows() as u64;
         let first = start.epoch * rows + start.row;
         let row = |position: u64| self.0.get(position / rows)[(position % rows) as usize] as usize;
         let after = first + count as u64;

@@ -42,8 +42,8 @@ pub struct LossScaleState {
 
 pub(crate) struct LossScaler<B: Kernels> {
     scaling: LossScaling,
-    /// `[1]` f32.
-    scale: Tensor<B, 1>,
+    /// That of the next step, `[1]` f32.
+    pub(crate) scale: Tensor<B, 1>,
     /// `[1]` f32: a whole number below the growth interval.
     good_steps: Tensor<B, 1>,
     skipped_steps: u64,
@@ -60,11 +60,6 @@ impl<B: Kernels> LossScaler<B> {
             last_step: None,
             scaling,
         }
-    }
-
-    /// Returns the scale of the next step, `[1]`.
-    pub(crate) fn scale(&self) -> Tensor<B, 1> {
-        self.scale.clone()
     }
 
     /// Counts the skipped steps. Waits for the end of the last step.

@@ -133,7 +133,7 @@ impl<B: Kernels> Optimizer<B> {
 
     /// Returns the factor for the gradients of the next step, `[1]`; `None`: 1.
     pub fn loss_scale(&self) -> Option<Tensor<B, 1>> {
-        self.loss_scaler.as_ref().map(LossScaler::scale)
+        self.loss_scaler.as_ref().map(|scaler| scaler.scale.clone())
     }
 
     /// Returns the state of loss scaling for a checkpoint; `None` without it. Waits for the device.
@@ -221,7 +221,7 @@ impl<B: Kernels> Optimizer<B> {
         // A norm that clips nothing: f32 cannot hold the square of a larger one.
         let max_norm = self.config.max_grad_norm.unwrap_or(1e30);
         let Some(scaler) = &self.loss_scaler else { return B::clip(squared_norm, max_norm, self.norm_limit) };
-        let inverse = scaler.scale().recip();
+        let inverse = scaler.scale.clone().recip();
         let squared_norm = squared_norm.mul(inverse.clone()).mul(inverse.clone());
         let (norm, factor) = B::clip(squared_norm, max_norm, self.norm_limit);
         (norm, factor.mul(inverse))

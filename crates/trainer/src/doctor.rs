@@ -137,8 +137,8 @@ fn cuda_libraries(driver: &firebrick_cuda::Driver) -> Vec<Check> {
     };
     let shown = libraries.report().into_iter();
     let shown = shown.map(|library| format!("{} {}: {}", library.name, library.version, library.file.display()));
-    let major = libraries.major().map_or_else(String::new, |major| format!("CUDA {major}, "));
-    let from = Check::good("libraries", format!("{major}from {}", libraries.place()));
+    let major = libraries.major.map_or_else(String::new, |major| format!("CUDA {major}, "));
+    let from = Check::good("libraries", format!("{major}from {}", libraries.place));
     std::iter::once(from).chain(shown.map(|text| Check::good("library", text))).collect()
 }
 

@@ -22,7 +22,7 @@ const NOT_SUPPORTED: Status = 15;
 /// The descriptors of a GEMM.
 pub(super) struct Plan {
     symbols: &'static Symbols,
-    matmul: Matmul,
+    pub(super) matmul: Matmul,
     /// Locked while a call is submitted, since the addresses of scales and bias are attributes of the descriptor.
     description: Mutex<Object>,
     first: Object,
@@ -88,10 +88,6 @@ impl Plan {
         }
         let description = Mutex::new(description);
         Ok((Self { symbols, matmul: key.matmul, description, first, second, output }, proposed))
-    }
-
-    pub(super) fn matmul(&self) -> &Matmul {
-        &self.matmul
     }
 
     /// Submits the GEMM with one of the algorithms that were proposed for it.

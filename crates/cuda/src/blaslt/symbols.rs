@@ -150,7 +150,7 @@ impl Symbols {
         if let Some(symbols) = SYMBOLS.get() {
             return Ok(symbols);
         }
-        let cublaslt = Libraries::find(driver)?.cublaslt();
+        let cublaslt = &Libraries::find(driver)?.cublaslt;
         let symbols = Self::look_up(cublaslt)?;
         Ok(SYMBOLS.get_or_init(|| symbols))
     }

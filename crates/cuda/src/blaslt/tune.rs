@@ -173,7 +173,7 @@ unsafe fn fastest(plan: &Plan, proposed: &[Algorithm], call: &Call, stream: &Str
     }
     let medians: Vec<_> = times.iter().zip(long).map(|((index, _), rounds)| (*index, median(rounds))).collect();
     let index = choose(&medians);
-    tracing::debug!("{}: algorithm {index} of {} in {medians:?} ms", plan.matmul(), proposed.len());
+    tracing::debug!("{}: algorithm {index} of {} in {medians:?} ms", plan.matmul, proposed.len());
     Ok(proposed[index])
 }
 

@@ -46,7 +46,7 @@ pub struct Arguments {
     words: usize,
     /// First word and size in bytes of each argument.
     places: [(u32, u32); MAX_ARGUMENTS],
-    count: usize,
+    pub(super) count: usize,
     /// In debug builds, address and bytes of each address argument.
     #[cfg(debug_assertions)]
     blocks: Vec<[u64; 2]>,
@@ -163,10 +163,6 @@ impl Arguments {
             let is_declared = parameter.kind == kind && is_same;
             assert!(is_declared, "kernel {kernel} declares {parameter:?} as parameter {index}, got {kind:?} {name}");
         }
-    }
-
-    pub(super) fn count(&self) -> usize {
-        self.count
     }
 
     pub(super) fn sizes(&self) -> Vec<usize> {

@@ -112,7 +112,7 @@ impl Kernel {
         let count = parameters.as_ref().map(Vec::len);
         let is_wrong = match sizes {
             Some(sizes) => !arguments.have_sizes(sizes),
-            None => count.is_some_and(|count| arguments.count() != count),
+            None => count.is_some_and(|count| arguments.count != count),
         };
         if is_wrong {
             return Err(CudaError::WrongArguments {

@@ -34,7 +34,8 @@ impl Example {
 #[derive(Debug, Clone, Copy)]
 pub struct Document<'a> {
     tokens: &'a [u32],
-    mask: &'a [u32],
+    /// The loss mask, 32 tokens per word, the first token in the lowest bit; unused bits are 0.
+    pub(crate) mask: &'a [u32],
     len: usize,
     width: TokenWidth,
 }
@@ -62,11 +63,6 @@ impl<'a> Document<'a> {
                 to.extend(odd.iter().map(|last| last & 0xffff));
             }
         }
-    }
-
-    /// Returns the loss mask, 32 tokens per word, the first token in the lowest bit; unused bits are 0.
-    pub(crate) fn mask(&self) -> &'a [u32] {
-        self.mask
     }
 
     /// Copies the document.

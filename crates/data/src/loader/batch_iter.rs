@@ -73,7 +73,7 @@ impl Iterator for BatchIter {
         let rows: Vec<usize> = own.map(|position| self.row_at(position)).collect();
         let after = self.position + taken;
         self.position += full * self.stride;
-        let dataset = self.orders.dataset();
+        let dataset = &self.orders.dataset;
         let rows_per_epoch = dataset.rows() as u64;
         let cursor = Cursor { epoch: after / rows_per_epoch, row: after % rows_per_epoch };
         Some((dataset.batch(&rows), cursor))
@@ -82,7 +82,7 @@ impl Iterator for BatchIter {
 
 impl BatchIter {
     fn row_at(&mut self, position: u64) -> usize {
-        let rows = self.orders.dataset().rows() as u64;
+        let rows = self.orders.dataset.rows() as u64;
         let epoch = position / rows;
         let order = match &self.order {
             Some((of, order)) if *of == epoch => order,

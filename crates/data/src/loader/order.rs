@@ -19,7 +19,7 @@ const MAX_ORDERS: usize = 2;
 
 /// The orders of the current epochs, shared by the threads that build batches.
 pub(super) struct EpochOrders {
-    dataset: Arc<PackedDataset>,
+    pub(super) dataset: Arc<PackedDataset>,
     seed: u64,
     shuffle: bool,
     kept: Mutex<VecDeque<(u64, Arc<[u32]>)>>,
@@ -28,10 +28,6 @@ pub(super) struct EpochOrders {
 impl EpochOrders {
     pub(super) fn new(dataset: Arc<PackedDataset>, seed: u64, shuffle: bool) -> Self {
         Self { dataset, seed, shuffle, kept: Mutex::default() }
-    }
-
-    pub(super) fn dataset(&self) -> &PackedDataset {
-        &self.dataset
     }
 
     /// Returns the rows of an epoch in their order. Concurrent callers wait while one of them computes it.

@@ -204,7 +204,7 @@ impl Iterator for MixedRecords {
             match self.inputs[index].records.next() {
                 Some(mut record) => {
                     self.inputs[index].has_rows |= record.is_ok();
-                    self.has_ended = self.inputs[index].records.has_failed();
+                    self.has_ended = self.inputs[index].records.has_failed;
                     let number = u32::try_from(index).expect("Mixture::new bounds the number of sources");
                     match &mut record {
                         Ok(record) => record.source = number,

@@ -85,7 +85,7 @@ impl Source {
             current: None,
             left,
             progress: Progress::default(),
-            failed: false,
+            has_failed: false,
         }
     }
 
@@ -135,7 +135,8 @@ pub struct Records {
     current: Option<FileRecords>,
     left: u64,
     progress: Progress,
-    failed: bool,
+    /// Whether an error occurred after which nothing more can be read.
+    pub(super) has_failed: bool,
 }
 
 impl Records {
@@ -144,18 +145,13 @@ impl Records {
         self.progress.load(Ordering::Relaxed)
     }
 
-    /// Returns whether an error occurred after which nothing more can be read.
-    pub(super) fn has_failed(&self) -> bool {
-        self.failed
-    }
-
     fn next_record(&mut self) -> Option<Result<Record, SourceError>> {
         loop {
             if let Some(records) = &mut self.current {
                 match records.next() {
                     Some(Ok(record)) => return Some(Ok(record)),
                     Some(Err(error)) => {
-                        self.failed = !error.can_continue();
+                        self.has_failed = !error.can_continue();
                         return Some(Err(error));
                     }
                     None => self.current = None,
@@ -166,7 +162,7 @@ impl Records {
             match self.source.open(file, &self.progress) {
                 Ok(records) => self.current = Some(records),
                 Err(error) => {
-                    self.failed = true;
+                    self.has_failed = true;
                     return Some(Err(error));
                 }
             }
@@ -178,7 +174,7 @@ impl Iterator for Records {
     type Item = Result<Record, SourceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.left == 0 || self.failed {
+        if self.left == 0 || self.has_failed {
             return None;
         }
         let mut record = self.next_record()?;

@@ -263,10 +263,6 @@ impl Tokenizer {
         &self.templates.defaults
     }
 
-    pub(crate) fn system_prompt(&self) -> Option<&str> {
-        self.templates.defaults.system_prompt.as_deref()
-    }
-
     /// Fixes the date that the chat templates see; see [`ChatTemplate::set_date`].
     pub fn set_date(&mut self, unix_seconds: i64) {
         self.templates.date = unix_seconds;

@@ -96,7 +96,8 @@ impl NewTokens {
 /// Rows of a pass's tokens in the caches of all layers. Tokens of a sequence are contiguous.
 #[derive(Clone, Debug)]
 pub struct CachedTokens<B: Backend> {
-    sequences: Vec<NewTokens>,
+    /// In the order of their tokens.
+    pub sequences: Vec<NewTokens>,
     /// For each of the `n` tokens its row, then its number in its sequence, then where in this tensor the sequence's pages begin; then these pages.
     pub places: Tensor<B, 1, Int>,
 }
@@ -117,11 +118,6 @@ impl<B: Backend> CachedTokens<B> {
         let pages = sequences.iter().flat_map(|new| new.pages.iter().map(|&page| page as i32));
         let places: Vec<i32> = of_tokens.map(|place| place as i32).chain(pages).collect();
         Self { places: Tensor::from_ints(places.as_slice(), device), sequences }
-    }
-
-    /// Returns the sequences in the order of their tokens.
-    pub fn sequences(&self) -> &[NewTokens] {
-        &self.sequences
     }
 
     /// Returns the number of tokens in the pass.

@@ -23,8 +23,10 @@ pub(crate) fn chunk_room(tokens: usize, chunks: usize) -> usize {
 pub struct Chunks<B: Backend> {
     /// Rows of a chunk: the smallest power of two that holds the longest document, at most [`CHUNK`].
     size: usize,
-    order: Vec<usize>,
-    steps: Vec<Range<usize>>,
+    /// The documents, longest first: the order of states before the first step and after the last.
+    pub order: Vec<usize>,
+    /// The chunks of each step of a scan.
+    pub(super) steps: Vec<Range<usize>>,
     /// The token of each row; one past the last for a row of zeros.
     tokens_r: Tensor<B, 1, Int>,
     /// The row of each token.
@@ -58,16 +60,6 @@ impl<B: Backend> Chunks<B> {
         }
         let ints = |values: Vec<i32>| Tensor::from_ints(values.as_slice(), device);
         Self { size, order, steps, tokens_r: ints(tokens_r), rows_n: ints(rows_n) }
-    }
-
-    /// Returns the documents, longest first: the order of states before the first step and after the last.
-    pub fn order(&self) -> &[usize] {
-        &self.order
-    }
-
-    /// Returns the chunks of each step of a scan.
-    pub(super) fn steps(&self) -> &[Range<usize>] {
-        &self.steps
     }
 
     pub(super) fn all(&self) -> Range<usize> {

@@ -37,11 +37,11 @@ pub fn forward<B: Backend>(
 /// Returns states of all documents in the order of their chunks: this one of a document, and zeros.
 fn among<B: Backend>(chunks: &Chunks<B>, document: usize, state: Tensor<B, 3>) -> Tensor<B, 4> {
     let of = |&other: &usize| if other == document { state.clone() } else { state.zeros_like() };
-    Tensor::stack(chunks.order().iter().map(of).collect(), 0)
+    Tensor::stack(chunks.order.iter().map(of).collect(), 0)
 }
 
 fn of_document<B: Backend>(chunks: &Chunks<B>, document: usize, states: Tensor<B, 4>) -> Tensor<B, 3> {
-    let place = chunks.order().iter().position(|&other| other == document).expect("every document has a place");
+    let place = chunks.order.iter().position(|&other| other == document).expect("every document has a place");
     states.narrow(0, place, 1).squeeze_dim(0)
 }
 
@@ -90,10 +90,10 @@ pub fn cached<B: Backend>(
         let past = state.remove(&sequences[sequence].sequence()).filter(|_| sequences[sequence].past > 0);
         past.unwrap_or_else(|| Tensor::zeros(size, (&device, DType::F32)))
     };
-    let start = Tensor::stack(chunks.order().iter().map(&mut start_of).collect(), 0);
+    let start = Tensor::stack(chunks.order.iter().map(&mut start_of).collect(), 0);
     let prepared = Prepared::new(inputs, parameters, spec);
     let output = rule::forward(prepared.rule_inputs(spec), &chunks, Some(start));
-    for (place, &sequence) in chunks.order().iter().enumerate() {
+    for (place, &sequence) in chunks.order.iter().enumerate() {
         let end = output.ends.clone().narrow(0, place, 1).reshape(size);
         state.insert(sequences[sequence].sequence(), end);
     }

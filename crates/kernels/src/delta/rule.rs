@@ -53,7 +53,7 @@ impl<B: Backend, const D: usize> RuleInputs<B, D> {
 /// Computes the recurrence from zero, or from a state per document in the order of [`Chunks::order`], `[documents, h, k, v]`.
 pub fn forward<B: Backend>(inputs: RuleInputs<B, 3>, chunks: &Chunks<B>, start: Option<Tensor<B, 4>>) -> RuleOutput<B> {
     let parts = Parts::new(inputs, chunks);
-    let start = start.unwrap_or_else(|| parts.zeros(chunks.order().len()));
+    let start = start.unwrap_or_else(|| parts.zeros(chunks.order.len()));
     let (states, ends) = parts.scan(start, chunks);
     let RuleInputs { q, k, .. } = &parts.inputs;
     let of_state = q.clone().mul(parts.since_start.clone()).matmul(states.clone());
@@ -74,7 +74,7 @@ pub fn backward<B: Backend>(
     let RuleInputs { q, k, .. } = &parts.inputs;
     let (d_o, written) = (chunks.of_tokens(d_o), parts.written(&states, &chunks.all()));
     let scores = parts.pairs.products(q, k);
-    let d_ends = d_ends.unwrap_or_else(|| parts.zeros(chunks.order().len()));
+    let d_ends = d_ends.unwrap_or_else(|| parts.zeros(chunks.order.len()));
     let d_written = transposed(scores.clone()).matmul(d_o.clone());
     let (d_written, d_ends, d_starts) = parts.scan_backward(d_written, &d_o, d_ends, chunks);
 
@@ -143,7 +143,7 @@ impl<B: Backend> Parts<B> {
     fn scan(&self, start: Tensor<B, 4>, chunks: &Chunks<B>) -> (Tensor<B, 4>, Tensor<B, 4>) {
         let k_to_end = transposed(self.inputs.k.clone().mul(self.until_end.clone()));
         let (mut state, mut states, mut ends) = (start, Vec::new(), Vec::new());
-        for step in chunks.steps() {
+        for step in &chunks.steps {
             let ended = state.dims()[0] - step.len();
             if ended > 0 {
                 ends.push(state.clone().narrow(0, step.len(), ended));
@@ -170,7 +170,7 @@ impl<B: Backend> Parts<B> {
         let k_to_end = self.inputs.k.clone().mul(self.until_end.clone());
         let of_o = transposed(self.inputs.q.clone().mul(self.since_start.clone())).matmul(d_o.clone());
         let (mut d_state, mut d_writtens, mut d_ends) = (None, Vec::new(), Vec::new());
-        for step in chunks.steps().iter().rev() {
+        for step in chunks.steps.iter().rev() {
             let going_on = d_state.as_ref().map_or(0, |d_state: &Tensor<B, 4>| d_state.dims()[0]);
             let ending = step.len() - going_on;
             let ending = (ending > 0).then(|| of_documents.clone().narrow(0, going_on, ending));

@@ -49,7 +49,7 @@ pub(crate) fn read_start(shard: &Shard, path: &str, shape: [usize; 2], rank: usi
     for (name, shape) in [(a_name, [2 * rank, shape[1]]), (b_name, [shape[0], 2 * rank])] {
         if shard.info(&name).is_none_or(|info| info.shape != shape) {
             let problem = format!("is missing, or has another shape than {shape:?}: two pairs of rank {rank}");
-            return Err(ModelError::adapter_tensor(shard.path(), name, problem));
+            return Err(ModelError::adapter_tensor(&shard.path, name, problem));
         }
         let values = shard.read_f32(&name)?;
         tensors.insert(name, TensorF32 { shape: shape.to_vec(), values });

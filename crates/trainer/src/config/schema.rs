@@ -70,7 +70,7 @@ pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError
     refuse_other_trainer(source)?;
     let known = known_keys();
     let (mut unknown, mut others) = (Vec::new(), 0);
-    let mut entries: Vec<_> = source.entries().iter().collect();
+    let mut entries: Vec<_> = source.entries.iter().collect();
     entries.sort_by_key(|entry| entry.key_span.start);
     for entry in entries {
         let (section, key) = entry.path.split_once('.').unwrap_or(("", &entry.path));
@@ -104,7 +104,7 @@ fn refuse_other_trainer(source: &Source<'_>) -> Result<(), ConfigError> {
     if source.is_typed("data") {
         return Ok(());
     }
-    let of_others = source.entries().iter().filter(|entry| other_names::key(&entry.path).is_some());
+    let of_others = source.entries.iter().filter(|entry| other_names::key(&entry.path).is_some());
     let mut found: Vec<_> = of_others.filter_map(|entry| Some((source.place_in_file(entry)?, entry))).collect();
     found.sort_by_key(|(_, entry)| entry.key_span.start);
     let (place, file) = match found.first() {

@@ -59,7 +59,7 @@ pub(super) struct Source<'i> {
     /// The override that synthetic position `text.len() + 1 + i` stands for.
     synthetic: Vec<usize>,
     tree: Spanned<DeTable<'i>>,
-    entries: Vec<Entry>,
+    pub(super) entries: Vec<Entry>,
 }
 
 impl<'i> Source<'i> {
@@ -132,10 +132,6 @@ impl<'i> Source<'i> {
         let is_other = !["string", "array", "table"].contains(&entry.type_name);
         let index = self.override_at(&entry.key_span)?;
         (takes_text && is_other && key_of(&self.overrides[index]) == entry.path).then_some(index)
-    }
-
-    pub(super) fn entries(&self) -> &[Entry] {
-        &self.entries
     }
 
     pub(super) fn is_typed(&self, path: &str) -> bool {

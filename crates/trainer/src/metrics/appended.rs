@@ -10,9 +10,9 @@ use crate::storage::StorageError;
 #[derive(Debug)]
 pub(super) struct AppendedFile {
     file: File,
-    path: PathBuf,
+    pub(super) path: PathBuf,
     /// Bytes of the whole records.
-    length: u64,
+    pub(super) length: u64,
 }
 
 impl AppendedFile {
@@ -20,16 +20,6 @@ impl AppendedFile {
     pub(super) fn new(file: File, path: PathBuf) -> Self {
         let length = file.metadata().map_or(0, |metadata| metadata.len());
         Self { file, path, length }
-    }
-
-    #[cfg(test)]
-    pub(super) fn path(&self) -> &std::path::Path {
-        &self.path
-    }
-
-    /// Returns the bytes of all records.
-    pub(super) fn length(&self) -> u64 {
-        self.length
     }
 
     /// Appends one record, in one write, so that a kill tears at most the last one.

@@ -162,7 +162,7 @@ mod tests {
         EventWriter::create(folder.path(), None).unwrap();
         let second = EventWriter::create(folder.path(), Some(41)).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
-        let records = records(&fs::read(second.file.path()).unwrap());
+        let records = records(&fs::read(&second.file.path).unwrap());
         let start = fields(&records[1]);
         assert_eq!(start[1], (2, 42_u64.to_le_bytes().to_vec()));
         assert_eq!((start[2].0, fields(&start[2].1)), (7, vec![(1, 1_u64.to_le_bytes().to_vec())]));

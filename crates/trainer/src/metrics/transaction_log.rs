@@ -46,7 +46,7 @@ impl TransactionLog {
     }
 
     pub(super) fn append(&mut self, record: &[u8]) -> Result<(), StorageError> {
-        let mut position = self.file.length() as usize;
+        let mut position = self.file.length as usize;
         let (mut out, mut rest, mut is_first) = (Vec::with_capacity(record.len() + 2 * RECORD_HEADER), record, true);
         // In pieces for a position of the file.
         loop {

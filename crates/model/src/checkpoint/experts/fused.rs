@@ -130,7 +130,7 @@ fn slices_of(stored: &str, shard: &Arc<Shard>, in_rows: bool) -> Vec<(String, Ex
 
 impl ExpertSlice {
     pub(crate) fn path(&self) -> &Path {
-        self.shard.path()
+        &self.shard.path
     }
 
     pub(crate) fn dtype(&self) -> Dtype {

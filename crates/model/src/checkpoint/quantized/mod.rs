@@ -74,7 +74,7 @@ impl QuantizedWeight {
     }
 
     pub(super) fn path(&self) -> &Path {
-        self.codes().shard.path()
+        &self.codes().shard.path
     }
 
     fn codes(&self) -> &Part {

@@ -65,7 +65,7 @@ impl Holder {
 
     fn path(&self) -> &Path {
         match self {
-            Self::Plain(shard) => shard.path(),
+            Self::Plain(shard) => &shard.path,
             Self::OfExpert(slice) => slice.path(),
             Self::Quantized(weight) => weight.path(),
         }
@@ -111,7 +111,7 @@ impl HfFolder {
             let shard = Shard::open(&dir.join(file))?;
             let absent = names.iter().filter(|name| shard.info(name).is_none()).cloned().collect::<Vec<_>>();
             if !absent.is_empty() {
-                return Err(ModelError::NotInShard { path: shard.path().to_path_buf(), tensors: absent });
+                return Err(ModelError::NotInShard { path: shard.path.clone(), tensors: absent });
             }
             let shard = Arc::new(shard.renamed(text_name)?);
             places.extend(names.into_iter().map(|name| (name, Arc::clone(&shard))));
@@ -255,7 +255,7 @@ impl HfFolder {
                     None => Ok(tensor),
                     Some((dtype, index)) => {
                         let value = convert::element(&tensor.bytes, dtype, index);
-                        Err(convert::not_finite(name, shard.path(), index, value, &format!("{dtype:?}")))
+                        Err(convert::not_finite(name, &shard.path, index, value, &format!("{dtype:?}")))
                     }
                 }
             }

@@ -32,7 +32,7 @@ const GIT_LFS_POINTER: &[u8] = b"version ";
 /// A safetensors file whose header has been read.
 #[derive(Debug)]
 pub(crate) struct Shard {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     metadata: Metadata,
     /// Bytes before the data: the length of the header, and the header.
     data_start: u64,
@@ -95,10 +95,6 @@ impl Shard {
         let start = self.data_start + (self.known(name).data_offsets.0 + begin) as u64;
         file.seek(SeekFrom::Start(start)).map_err(failed)?;
         Ok(move |out: &mut [u8]| file.read_exact(out).map_err(failed))
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = String> {

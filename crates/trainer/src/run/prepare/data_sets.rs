@@ -204,8 +204,8 @@ impl<'a> Reader<'a> {
             source: source.clone(),
             options: encoder.options().clone(),
         };
-        let inputs = corpus.mixture().sources().iter().zip(corpus.encoders()).map(input).collect();
-        let found = corpus.mixture().sources().iter().zip(corpus.encoders()).zip(tokenized.diagnoses);
+        let inputs = corpus.mixture.sources().iter().zip(&corpus.encoders).map(input).collect();
+        let found = corpus.mixture.sources().iter().zip(&corpus.encoders).zip(tokenized.diagnoses);
         let report = |((source, encoder), diagnosis): ((&Source, &Encoder<'_>), Diagnosis)| SourceReport {
             name: source.spec().path.clone(),
             file_format: to_name(&source.format()),
@@ -250,7 +250,7 @@ impl<'a> Reader<'a> {
 
     /// Returns the tokens, from the cache or tokenized now, with a sentence about where they are and the folder of the cache.
     fn tokenized(&self, corpus: &Corpus<'_>) -> Result<(Tokenized, String, Option<PathBuf>), DataError> {
-        let bytes = corpus.mixture().bytes();
+        let bytes = corpus.mixture.bytes();
         let cache = match &self.config.data.cache {
             Some(folder) => Ok(TokenCache::in_folder(folder)),
             None if bytes <= SMALL_BYTES => {

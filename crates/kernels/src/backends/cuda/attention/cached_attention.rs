@@ -87,7 +87,7 @@ impl Device {
         let variant = FlashVariant { head_dim: spec.head_dim, soft_cap: spec.soft_cap.map(SoftCap::new) };
         let launch = |name, shape, bytes| Source::CachedAttention(variant).launch(q.dtype, name, shape, bytes);
         let shape = grid_of([blocks, q.rows, splits], 256);
-        let read: usize = tokens.sequences().iter().map(|new| new.count * new.all()).sum();
+        let read: usize = tokens.sequences.iter().map(|new| new.count * new.all()).sum();
         let arguments = arguments! {
             o: rows(&o), parts: address(parts), q: rows(&q), keys: rows(&keys), values: rows(&values),
             o_stride: long(o.stride), q_stride: long(q.stride), kv_stride: long(keys.stride), places: rows(&places),
