@@ -10,7 +10,6 @@ use crate::values::{Moment, Recompute, Value, ValueKind};
 impl Recompute {
     /// Returns whether a group of a layer with these norms runs forward again. A group that only the next half of the
     /// layer reads does not, unless a norm follows it.
-    #[must_use]
     pub fn repeats(self, kind: GroupKind, norms: &NormNames) -> bool {
         match (self, kind) {
             (Self::Full | Self::Projections, GroupKind::Down) => norms.after_mlp.is_some(),

@@ -39,7 +39,6 @@ pub enum GroupKind {
 
 impl GroupKind {
     /// Returns whether the group decides about experts: small, and multiplied in the compute format whatever the others are.
-    #[must_use]
     pub fn decides(self) -> bool {
         matches!(self, Self::Router | Self::SharedGate)
     }

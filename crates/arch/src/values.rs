@@ -24,19 +24,16 @@ pub enum Recompute {
 
 impl Recompute {
     /// Returns whether GEMMs run forward a second time: gradient checkpointing.
-    #[must_use]
     pub fn repeats_gemms(self) -> bool {
         self <= Self::Projections
     }
 
     /// Returns whether a layer's saved values may wait in host memory: the inputs of its halves and attention's output are small enough.
-    #[must_use]
     pub fn may_offload(self) -> bool {
         self.repeats_gemms()
     }
 
     /// Returns whether a value is saved until the backward; if not, the backward computes it again.
-    #[must_use]
     pub fn saves(self, value: &Value) -> bool {
         value.saved_from.is_some_and(|from| from <= self)
     }

@@ -9,11 +9,7 @@ pub enum CudaError {
          nvidia-driver-570 or newer; in a container, start it with --gpus all), or train on the CPU with backend = \"flex\"",
         .searched.join(", "), .where_looked
     )]
-    DriverNotFound {
-        /// The file names that were tried, each with the loader's reason.
-        searched: Vec<String>,
-        where_looked: String,
-    },
+    DriverNotFound { searched: Vec<String>, where_looked: String },
 
     #[error(
         "the NVIDIA driver supports CUDA {}, but CUDA {} or newer is needed: update the driver to 535 or newer, or \
@@ -37,10 +33,7 @@ pub enum CudaError {
         "the NVIDIA driver found no GPU (CUDA_VISIBLE_DEVICES is {visible}): check with nvidia-smi, start a container with \
          --gpus all, or train on the CPU with backend = \"flex\""
     )]
-    NoDevice {
-        /// Value of `CUDA_VISIBLE_DEVICES` in quotes, or `not set`.
-        visible: String,
-    },
+    NoDevice { visible: String },
 
     #[error("there is no GPU {ordinal}: this machine has {count} GPUs, numbered from 0")]
     NoSuchDevice { ordinal: usize, count: usize },
@@ -98,21 +91,11 @@ pub enum CudaError {
     BrokenLibrary { file: String, library: &'static str, symbol: &'static str, versions: &'static str },
 
     #[error("cuDNN failed while {step}: {name} ({status}): {message}. CUDNN_LOGLEVEL_DBG=3 makes cuDNN print more")]
-    Cudnn {
-        step: String,
-        status: i32,
-        /// Name of the status, such as `CUDNN_STATUS_BAD_PARAM`.
-        name: String,
-        message: String,
-    },
+    Cudnn { step: String, status: i32, name: String, message: String },
 
     /// cuDNN does not support this attention call; the caller must compute it in another way.
     #[error("cuDNN does not support this attention call: {case}: {reason}")]
-    CudnnUnsupported {
-        case: String,
-        /// The reason, from cuDNN or from our own rules.
-        reason: String,
-    },
+    CudnnUnsupported { case: String, reason: String },
 
     /// An attention call that is invalid for any implementation.
     #[error("this attention call is invalid: {reason}")]
@@ -121,13 +104,7 @@ pub enum CudaError {
     #[error(
         "cuBLASLt call {call} failed with {name} ({code}) for {requested}. CUBLASLT_LOG_LEVEL=5 makes cuBLASLt print more"
     )]
-    BlasLt {
-        call: &'static str,
-        code: u32,
-        /// Name of the code, such as `CUBLAS_STATUS_NOT_SUPPORTED`.
-        name: String,
-        requested: String,
-    },
+    BlasLt { call: &'static str, code: u32, name: String, requested: String },
 
     /// A GEMM that is invalid, or that no version of the library supports.
     #[error("this GEMM is invalid: {reason}. Requested: {requested}")]
@@ -171,13 +148,7 @@ pub enum CudaError {
     OutOfMemory { requested_bytes: u64, free_bytes: u64, total_bytes: u64 },
 
     #[error("CUDA call {call} failed with {name} ({code}): {description}")]
-    Call {
-        call: &'static str,
-        code: u32,
-        /// Name of the code, such as `CUDA_ERROR_OUT_OF_MEMORY`.
-        name: String,
-        description: String,
-    },
+    Call { call: &'static str, code: u32, name: String, description: String },
 }
 
 impl CudaError {

@@ -140,7 +140,6 @@ impl AtomicFolder {
     }
 
     /// Returns the path to write to.
-    #[must_use]
     pub fn temporary(&self) -> &Path {
         self.folder.path()
     }

@@ -17,35 +17,20 @@ pub enum HubError {
          cache of a machine that has it",
         cache.display()
     )]
-    NotCached {
-        /// Repository or file.
-        what: String,
-        cache: PathBuf,
-    },
+    NotCached { what: String, cache: PathBuf },
 
     #[error(
         "the cache {} does not hold all of {what}, and the Hub cannot be reached ({reason}). Try again when it can, or \
          copy the cache of a machine that has it",
         cache.display()
     )]
-    Unreachable {
-        /// Repository or file.
-        what: String,
-        /// Who was asked, and what happened.
-        reason: String,
-        cache: PathBuf,
-    },
+    Unreachable { what: String, reason: String, cache: PathBuf },
 
     #[error("HF_ENDPOINT={0} is no address: write it with its beginning, HF_ENDPOINT=https://{0}")]
     Endpoint(String),
 
     #[error("{endpoint} has no {what} that you can access: {hint}")]
-    Refused {
-        endpoint: String,
-        /// Kind and id.
-        what: String,
-        hint: String,
-    },
+    Refused { endpoint: String, what: String, hint: String },
 
     /// A request whose answer cannot be used.
     #[error("cannot get {url}: {reason}. Try again, or work from the cache with HF_HUB_OFFLINE=1")]
@@ -83,11 +68,7 @@ pub enum HubError {
 
     /// An upload is impossible, or the Hub refused it.
     #[error("cannot push to {repository}: {reason}")]
-    Push {
-        /// `owner/name`.
-        repository: String,
-        reason: String,
-    },
+    Push { repository: String, reason: String },
 }
 
 impl HubError {

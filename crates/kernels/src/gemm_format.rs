@@ -19,7 +19,6 @@ pub enum GemmFormat {
 
 impl GemmFormat {
     /// Returns the format of frozen weights that are not quantized, where activations have this one.
-    #[must_use]
     pub fn of_frozen(self, compute: FloatType) -> FloatType {
         if self == Self::F16 { FloatType::F16 } else { compute }
     }

@@ -32,7 +32,6 @@ impl fmt::Debug for JobToken {
 
 impl JobToken {
     /// Creates a token from a user's or a launcher's text; `None` if it has fewer than 16 characters.
-    #[must_use]
     pub fn from_text(text: &str) -> Option<Self> {
         let key = hmac::Key::new(hmac::HMAC_SHA256, text.as_bytes());
         (text.chars().count() >= MIN_CHARACTERS).then(|| Self { text: text.to_owned(), key })
@@ -42,7 +41,6 @@ impl JobToken {
     ///
     /// # Panics
     /// If the system has no random numbers.
-    #[must_use]
     pub fn random() -> Self {
         let text: String = random_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         Self::from_text(&text).expect("64 characters are enough")

@@ -33,7 +33,6 @@ impl Limits {
     pub const DEFAULT: Self = Self { least: Duration::from_secs(15), device: Duration::from_secs(4) };
 
     /// Reads `FIREBRICK_STUCK_TIMEOUT`, in seconds; 0 watches nothing.
-    #[must_use]
     pub fn from_environment() -> Option<Self> {
         let text = std::env::var("FIREBRICK_STUCK_TIMEOUT").ok();
         match text.as_deref().map(str::trim).and_then(|seconds| seconds.parse().ok()) {
@@ -78,7 +77,6 @@ impl Shared {
 
 impl Watchdog {
     /// Watches nothing: for a job of one rank.
-    #[must_use]
     pub fn off() -> Self {
         Self { shared: Arc::default(), thread: None }
     }

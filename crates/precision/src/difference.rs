@@ -5,7 +5,6 @@
 //! Trade-off: infinities that are there on purpose, such as masked logits, have to be left out by the caller.
 
 /// Returns the largest absolute difference of two values in the same place; infinite for lists of different lengths.
-#[must_use]
 pub fn largest_difference<T: Copy + Into<f64>>(ours: &[T], expected: &[T]) -> f64 {
     if ours.len() != expected.len() {
         return f64::INFINITY;
@@ -15,7 +14,6 @@ pub fn largest_difference<T: Copy + Into<f64>>(ours: &[T], expected: &[T]) -> f6
 
 /// Computes `‖ours − expected‖ / max(‖expected‖, smallest)`; infinite for lists of different lengths. With `smallest` 0, anything but zeros is
 /// infinitely far from a reference of zeros.
-#[must_use]
 pub fn relative_difference<T: Copy + Into<f64>>(ours: &[T], expected: &[T], smallest: f64) -> f64 {
     if ours.len() != expected.len() {
         return f64::INFINITY;
@@ -30,13 +28,11 @@ pub fn relative_difference<T: Copy + Into<f64>>(ours: &[T], expected: &[T], smal
 }
 
 /// Returns the largest of measured differences, and 0 for none; infinite if one of them is not finite.
-#[must_use]
 pub fn worst(differences: impl IntoIterator<Item = f64>) -> f64 {
     differences.into_iter().fold(0.0, |worst, next| if next.is_finite() { worst.max(next) } else { f64::INFINITY })
 }
 
 /// Returns whether a measured difference is as small as the tolerance requires. A difference or tolerance that is not finite never is.
-#[must_use]
 pub fn is_within(difference: f64, tolerance: f64) -> bool {
     difference.is_finite() && tolerance.is_finite() && difference <= tolerance
 }

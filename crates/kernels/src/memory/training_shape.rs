@@ -184,7 +184,6 @@ impl TrainingShape {
     }
 
     /// Returns the tensors that wait in host memory, as counts and values per token. Those that the last layer's backward reads first stay.
-    #[must_use]
     pub fn offloaded_tensors(&self, model: &ModelSpec) -> Vec<[usize; 2]> {
         let mut tensors: BTreeMap<(ValueKind, usize), usize> = BTreeMap::new();
         for layer in (0..model.layers.len()).filter(|_| self.is_offloaded()) {

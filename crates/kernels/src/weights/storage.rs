@@ -24,13 +24,11 @@ pub enum BaseStorage {
 
 impl BaseStorage {
     /// Returns whether every weight trains.
-    #[must_use]
     pub const fn trains(self) -> bool {
         matches!(self, Self::Trained | Self::TrainedBf16)
     }
 
     /// Returns the format of a tensor with this role that trains. Routers are small and decide, so they stay in f32.
-    #[must_use]
     pub const fn trained_format(self, role: Role) -> FloatType {
         match (self, role) {
             (Self::TrainedBf16, Role::Embedding | Role::Projection | Role::Head) => FloatType::Bf16,
@@ -54,13 +52,11 @@ pub struct Storage<'a> {
 
 impl Storage<'_> {
     /// Returns whether a tensor of the base trains.
-    #[must_use]
     pub fn trains(&self, name: &str) -> bool {
         self.base.trains() || self.lora.is_some_and(|lora| lora.saves_tensor(name))
     }
 
     /// Returns the format of a tensor of the model, given its name in the folder or in the run, where the experts of a module are one tensor.
-    #[must_use]
     pub fn storage_of(&self, model: &ModelSpec, name: &str, role: Role) -> Format {
         match (role, self.base) {
             (
@@ -85,7 +81,6 @@ impl Storage<'_> {
     }
 
     /// Returns the bytes on the device of all tensors that do not train.
-    #[must_use]
     pub fn frozen_bytes(&self, model: &ModelSpec) -> u64 {
         let tensors = model.stacked_tensors();
         let frozen = tensors.iter().filter(|tensor| !self.trains(&tensor.name));
@@ -97,7 +92,6 @@ impl Storage<'_> {
     }
 
     /// Returns the bytes on the device of a tensor of the run: none of those that stay on the host.
-    #[must_use]
     pub fn bytes(&self, model: &ModelSpec, tensor: &TensorSpec) -> u64 {
         if matches!(tensor.role, Role::PerLayerEmbedding | Role::LayerScalar) {
             return 0;

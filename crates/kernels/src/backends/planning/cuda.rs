@@ -238,7 +238,6 @@ fn all_stay(model: &ModelSpec, training: &TrainingShape) -> bool {
 
 /// Returns the bytes of all quantized weights as GEMMs read them, for the forward and for the backward, which may stay on the device. In the compute
 /// format both share one buffer, counted as the forward's. 0 for weights that ranks divide, since each arrives in a new tensor.
-#[must_use]
 pub fn converted_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
     if training.divided.weights_elsewhere > 0 {
         return [0; 2];

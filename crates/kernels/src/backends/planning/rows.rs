@@ -43,7 +43,6 @@ pub(in crate::backends) fn fp8_lead(ranks: usize) -> usize {
 pub(in crate::backends) const SAVED_RANKS: usize = 256;
 
 /// Returns why a model's GEMMs cannot use 8-bit floats (a width that is not a multiple of 16); `None` if they can.
-#[must_use]
 pub fn fp8_refusal(model: &ModelSpec) -> Option<String> {
     let wrong = |group: &GroupSpec| {
         let width = [group.in_features, group.out_features()].into_iter().find(|width| !width.is_multiple_of(16))?;
