@@ -57,7 +57,10 @@ impl Libraries {
     fn open(environment: &Environment, driver: (u32, u32)) -> Result<Self, CudaError> {
         let choice = resolve(environment.places(), &[&NVRTC, &CUBLASLT], Some(driver.0), &cudnn_major)?;
         let (nvrtc, cublaslt) = (open(&choice, &NVRTC)?, open(&choice, &CUBLASLT)?);
-        not_newer_than_driver(&nvrtc, driver)?;
+        if let Some(found) = nvrtc.nvrtc_version().filter(|found| *found > driver) {
+            // CubeCL loads PTX, and a driver refuses that of a newer compiler.
+            return Err(CudaError::NvrtcTooNew { file: nvrtc.file.clone(), found, driver, package: NVRTC.package });
+        }
         let nvrtc_major = nvrtc.nvrtc_version().map(|(major, _)| major);
         same_major((&nvrtc, nvrtc_major), (&cublaslt, cublaslt_version(&cublaslt).map(|version| version / 10_000)))?;
         let cudnn = open_cudnn(&choice);
@@ -88,7 +91,9 @@ impl Libraries {
             report(CUBLASLT.name, &self.cublaslt.file, cublaslt_version(&self.cublaslt).map(dotted)),
         ];
         if let Ok(cudnn) = &self.cudnn {
-            found.push(report(CUDNN.name, &cudnn.file, cudnn_version(cudnn)));
+            // SAFETY: `size_t cudnnGetVersion(void)` in cudnn_graph.h.
+            let version = unsafe { cudnn.number("cudnnGetVersion") }.map(dotted);
+            found.push(report(CUDNN.name, &cudnn.file, version));
         }
         if let Some(file) = &self.nccl {
             let version =
@@ -150,16 +155,6 @@ fn is_single_threaded() -> bool {
     cfg!(windows) || fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
 }
 
-/// Returns an error for an NVRTC that is newer than the driver. CubeCL loads PTX, and a driver refuses that of a newer compiler.
-fn not_newer_than_driver(nvrtc: &Opened, driver: (u32, u32)) -> Result<(), CudaError> {
-    match nvrtc.nvrtc_version() {
-        Some(found) if found > driver => {
-            Err(CudaError::NvrtcTooNew { file: nvrtc.file.clone(), found, driver, package: NVRTC.package })
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Returns an error if two libraries are of different major versions of CUDA, where both are known.
 fn same_major(first: (&Opened, Option<u32>), second: (&Opened, Option<u32>)) -> Result<(), CudaError> {
     match (first.1, second.1) {
@@ -182,11 +177,6 @@ fn cudnn_major(path: &Path) -> Option<u32> {
 fn cudart_version(cudnn: &Opened) -> Option<u32> {
     // SAFETY: `size_t cudnnGetCudartVersion(void)` in cudnn_graph.h.
     unsafe { cudnn.number("cudnnGetCudartVersion") }
-}
-
-fn cudnn_version(cudnn: &Opened) -> Option<String> {
-    // SAFETY: `size_t cudnnGetVersion(void)` in cudnn_graph.h.
-    unsafe { cudnn.number("cudnnGetVersion") }.map(dotted)
 }
 
 /// Returns the version of cuBLASLt, `10_000 * major + 100 * minor + patch`, whose major version is that of CUDA.

@@ -212,7 +212,7 @@ impl Peer {
         let started = Instant::now();
         while started.elapsed() < LAST_WORDS * WAIT {
             if let Ok(mut writer) = self.writer.try_lock() {
-                writer.set_waits(LAST_WORDS);
+                writer.waits = LAST_WORDS;
                 // This connection may be what was lost.
                 let _ = wire::write(&mut *writer, message);
                 return;

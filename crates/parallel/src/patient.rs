@@ -8,18 +8,13 @@ use std::io::{self, Read, Write};
 /// A stream with read and write timeouts that is retried several times.
 pub(crate) struct Patient<S> {
     stream: S,
-    waits: u32,
+    /// Consecutive waits without a byte after which it fails.
+    pub(crate) waits: u32,
 }
 
 impl<S> Patient<S> {
-    /// Creates a stream that fails after this many consecutive waits without a byte.
     pub(crate) fn new(stream: S, waits: u32) -> Self {
         Self { stream, waits }
-    }
-
-    /// Waits this many times from now on.
-    pub(crate) fn set_waits(&mut self, waits: u32) {
-        self.waits = waits;
     }
 
     fn attempt<T>(&mut self, mut attempt: impl FnMut(&mut S) -> io::Result<T>) -> io::Result<T> {
