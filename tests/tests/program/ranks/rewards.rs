@@ -6,11 +6,15 @@ use serde_json::Value;
 
 use super::{LORA, Place, assert_ranks_equal_one_rank_in, numbers, succeeded};
 
-/// A process that gives rewards by number, and ends the program where its argument is requested, once.
+/// A process that gives rewards by number, and ends the program where its argument is requested, once. A thread may write the checkpoint for longer than two
+/// steps take, so it is waited for.
 const REWARD: &str = r#"echo '{"firebrick_reward": 1, "batch": false}'
 while read -r line; do
     id=${line#*:}; id=${id%%,*}
-    [ "$id" = "$1" ] && mkdir killed && kill -9 $PPID && exit
+    if [ "$id" = "$1" ] && mkdir killed; then
+        until [ -d runs/killed/checkpoints/step-3 ]; do sleep 0.1; done
+        kill -9 $PPID; exit
+    fi
     echo "{\"id\": $id, \"reward\": $((id * 7 % 5))}"
 done"#;
 const PROMPTS: [&str; 5] = [
