@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use firebrick_arch::counted;
-use firebrick_trainer::grpo::reward::{Request, Rewards};
+use firebrick_trainer::grpo::reward::{Request, RewardSection, Rewards};
 use firebrick_trainer::grpo::reward_of;
 use serde_json::{Map, Value};
 
@@ -60,9 +60,18 @@ pub(crate) fn try_rewards(arguments: &TryRewards) -> anyhow::Result<()> {
         let text: String = line.completion.chars().take(60).collect();
         Console::VERBOSE.print(&format!("{}: {}  ({})  {text:?}", index + 1, shown(total), parts.join(", ")));
     }
-    let mean = if count > 0 { sum / f64::from(count) } else { 0.0 };
-    let timeouts = scores.timeouts;
-    Console::VERBOSE.print(&format!("mean reward {mean:.4} of {}; {timeouts} timed out", counted(count, "completion")));
+    let limit = |reward: &RewardSection| format!("timeout = {} s of reward '{}'", reward.timeout(), reward.name());
+    let processes = grpo.rewards.iter().filter(|reward| reward.command.is_some());
+    let limits: Vec<String> = processes.map(limit).collect();
+    let late = format!("{} did not come within {}", counted(scores.timeouts, "score"), limits.join(" or "));
+    match (count, scores.timeouts) {
+        (0, 0) => bail!("no completion was scored: each reward gave null, as `answer` does without its column"),
+        (0, _) => bail!("no completion was scored: {late}; raise it"),
+        _ => {}
+    }
+    let late = if scores.timeouts > 0 { format!("; {late}") } else { String::new() };
+    let mean = sum / f64::from(count);
+    Console::VERBOSE.print(&format!("mean reward {mean:.4} of {}{late}", counted(count, "completion")));
     Ok(())
 }
 
@@ -74,7 +83,8 @@ fn read(arguments: &TryRewards) -> anyhow::Result<Vec<Line>> {
         let place = || format!("{}:{}", file.display(), index + 1);
         let row: Map<String, Value> = serde_json::from_str(line).with_context(place)?;
         let Some(completion) = row.get("completion").and_then(Value::as_str).map(str::to_owned) else {
-            bail!("{}: there is no \"completion\" with a text", place());
+            let keys = row.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            bail!("{}: expected the key \"completion\" with a text, the answer to score; found {keys}", place());
         };
         lines.push(Line { prompt: row.get("prompt").cloned().unwrap_or_default(), completion, row });
     }

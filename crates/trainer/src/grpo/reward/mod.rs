@@ -77,6 +77,11 @@ impl RewardSection {
         self.name.as_deref().or(self.kinds().first().copied()).unwrap_or("without a name")
     }
 
+    /// Returns the seconds without an answer after which completions get no score from a process.
+    pub fn timeout(&self) -> f64 {
+        self.timeout.unwrap_or(30.0)
+    }
+
     fn kinds(&self) -> Vec<&'static str> {
         let texts = [self.answer.as_ref().map(|_| "answer"), self.regex.as_ref().map(|_| "regex")];
         let json_schema = self.json_schema.as_ref().map(|_| "json_schema");

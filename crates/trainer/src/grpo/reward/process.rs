@@ -32,6 +32,10 @@ const START: Duration = Duration::from_secs(60);
 /// Time for a process to end by itself after its error.
 const END: Duration = Duration::from_secs(2);
 
+/// What to do with other lines.
+const NOT_ON_STDOUT: &str = "Standard output is for the start line and answers: print everything else to standard error (in Python, \
+                             file=sys.stderr)";
+
 type Answers = BTreeMap<u64, Option<Answer>>;
 
 pub(super) struct Process(Vec<Worker>);
@@ -101,7 +105,7 @@ impl Worker {
                 *last.lock().expect("no holder panics") = line;
             });
         });
-        let timeout = Duration::from_secs_f64(section.timeout.unwrap_or(30.0));
+        let timeout = Duration::from_secs_f64(section.timeout());
         let (section, log, status, is_batch) = (section.clone(), log.to_owned(), None, false);
         let mut worker = Self { section, log, timeout, child, status, is_batch, input, output, errors, last_error };
         worker.read_start_line().map_err(|problem| worker.failed(&problem))?;
@@ -110,12 +114,12 @@ impl Worker {
 
     fn read_start_line(&mut self) -> Result<(), String> {
         let time = self.timeout.max(START);
-        let line = self.line(time).map_err(|problem| format!("{problem} before its start line"))?;
+        let line = self.line(time).map_err(|problem| format!("{problem} before it was ready"))?;
         let line = line.unwrap_or_else(|| format!("nothing for {} s", time.as_secs()));
         let start: Value = serde_json::from_str(&line).unwrap_or_default();
         let is_batch = start["batch"].as_bool().filter(|_| start["firebrick_reward"] == 1);
         let expected = r#"the start line {"firebrick_reward": 1, "batch": false} (or true)"#;
-        self.is_batch = is_batch.ok_or_else(|| format!("expected {expected}, got: {line:.300}"))?;
+        self.is_batch = is_batch.ok_or_else(|| format!("expected {expected}, got: {line:.300}. {NOT_ON_STDOUT}"))?;
         Ok(())
     }
 
@@ -178,6 +182,9 @@ impl Worker {
         self.end();
         let status = self.status.map_or("no exit status".to_owned(), |status| status.to_string());
         let last = self.last_error.lock().expect("no holder panics");
+        if last.is_empty() {
+            return format!("{problem}; {status}; nothing on stderr");
+        }
         format!("{problem}; {status}; last line on stderr, which is in {}: '{last:.300}'", self.log.display())
     }
 
@@ -207,16 +214,17 @@ fn for_lines(stream: impl Read, take: impl FnMut(String)) {
 }
 
 fn parse(line: &str) -> Result<(u64, Answer), String> {
-    let other = |problem: String| format!("expected an answer, got: {line:.300} ({problem})");
+    let other = |problem: &str| format!("expected an answer, got: {line:.300} ({problem})");
+    let no_json = || format!("expected an answer, a line of JSON, got: {line:.300}. {NOT_ON_STDOUT}");
     // Python writes NaN and Infinity, which are no JSON; as texts they are refused with their id.
     let quoted = || line.replace("-Inf", "Inf").replace("Infinity", "\"Infinity\"").replace("NaN", "\"NaN\"");
-    let parsed = serde_json::from_str::<Value>(line);
-    let parsed = parsed.or_else(|error| serde_json::from_str(&quoted()).map_err(|_| other(error.to_string())))?;
-    let id = parsed["id"].as_u64().ok_or_else(|| other("it has no id".to_owned()))?;
+    let parsed = serde_json::from_str::<Value>(line).or_else(|_| serde_json::from_str(&quoted()));
+    let parsed = parsed.ok().filter(Value::is_object).ok_or_else(no_json)?;
+    let id = parsed["id"].as_u64().ok_or_else(|| other("it has no id"))?;
     let number = |what: &str, value: &Value| {
         value.as_f64().ok_or_else(|| format!("id {id}: {what} must be a finite number, got {value}"))
     };
-    let reward = match parsed.get("reward").ok_or_else(|| other("it has no reward".to_owned()))? {
+    let reward = match parsed.get("reward").ok_or_else(|| other("it has no reward"))? {
         Value::Null => None,
         reward => Some(number("a reward that is not null", reward)?),
     };
