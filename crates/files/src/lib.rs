@@ -1,5 +1,5 @@
-//! Files that appear under their names only when they are complete and on the disk, the folders for files that later runs use again, and the files
-//! below a folder.
+//! Files that appear under their names only when they are complete and on the disk, the folders for files that later runs use again, the files
+//! below a folder, and what a path that is not there was meant to be.
 //!
 //! Trade-off: every write waits for the disk, so this is for files that matter, not for something written every step.
 #![doc = include_str!("../README.md")]
@@ -227,6 +227,41 @@ pub fn files_below(folder: &Path) -> std::result::Result<Vec<(String, PathBuf)>,
     Ok(found)
 }
 
+/// Lists what the folder of a missing path contains, for messages: a clause.
+pub fn siblings_of(path: &Path) -> String {
+    const SHOWN: usize = 8;
+    let folder = parent(path);
+    let Ok(entries) = fs::read_dir(folder) else {
+        return format!("there is no folder {}", folder.display());
+    };
+    let mut names: Vec<String> = entries
+        .take(10_000)
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .filter(|name| !name.starts_with('.'))
+        .collect();
+    names.sort();
+    let more = names.len().saturating_sub(SHOWN);
+    names.truncate(SHOWN);
+    match (names.is_empty(), more) {
+        (true, _) => format!("the folder {} is empty", folder.display()),
+        (false, 0) => format!("the folder {} contains {}", folder.display(), names.join(", ")),
+        (false, more) => format!("the folder {} contains {} and {more} more", folder.display(), names.join(", ")),
+    }
+}
+
+/// Returns what to write instead of a path that is not there, if it is one that only a shell or Windows understands: a clause.
+pub fn advice_on_path(path: &str) -> Option<String> {
+    if path.starts_with(['~', '%']) || path.contains('$') {
+        return Some("'~' and variables stand for folders in a shell alone: write the whole path".to_owned());
+    }
+    // In double quotes TOML and YAML have made other letters of `\t` and the like.
+    let escapes =
+        [('\t', "/t"), ('\n', "/n"), ('\r', "/r"), ('\u{8}', "/b"), ('\u{c}', "/f"), ('\u{1b}', "/e"), ('\\', "/")];
+    let is_separator = path.contains(char::is_control) || (path.contains('\\') && !cfg!(windows));
+    let meant = escapes.iter().fold(path.to_owned(), |path, (letter, meant)| path.replace(*letter, meant));
+    is_separator.then(|| format!("write / between folders, not \\: {meant:?}"))
+}
+
 /// Returns the cache folder for files of one kind: `<kind>` in `$FIREBRICK_CACHE`, or else `firebrick/<kind>` in the user's cache folder, which is
 /// `$XDG_CACHE_HOME` or `~/.cache`, `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows. `None`: the environment defines none of them, and the
 /// user has no home.
@@ -258,6 +293,12 @@ fn parent(path: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_of_a_shell_or_of_windows_is_known() {
+        assert!(advice_on_path("$DATA/a").is_some() && advice_on_path("data/train.jsonl").is_none());
+        assert!(advice_on_path("data\train\new.jsonl").unwrap().ends_with("\"data/train/new.jsonl\""));
+    }
 
     #[test]
     fn a_file_is_replaced_as_a_whole_and_nothing_else_remains() {

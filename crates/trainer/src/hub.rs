@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use firebrick_arch::folder::ADAPTER_CONFIG_FILE;
 use firebrick_arch::{CONFIG_FILE, ModelConfig};
+use firebrick_files::{advice_on_path, siblings_of};
 use firebrick_hub::{Hub, HubError, HubId, ModelFolder, RepoKind, snapshot_of};
 use firebrick_model::{ModelError, read_config};
 use firebrick_parallel::Ranks;
@@ -19,7 +20,7 @@ use firebrick_parallel::Ranks;
 pub use firebrick_hub::Need;
 
 use crate::config::{ConfigError, Init, RunConfig, SourceConfig};
-use crate::console::{Console, Download};
+use crate::console::{Console, Download, shell_quoted};
 use crate::error::RunError;
 use crate::shipped;
 use crate::state::checkpoint::{ADAPTER, MODEL};
@@ -91,23 +92,35 @@ impl RunConfig {
 pub fn adapter_folder(adapter: &Path, what: &'static str, need: Need, console: Console) -> Result<PathBuf, RunError> {
     match folder_of(adapter, need, console) {
         Err(RunError::Config(ConfigError::NoModel { model, .. })) => {
-            let help = "write the folder that holds adapter_config.json and adapter_model.safetensors, a run, or an id of the Hub";
-            Err(ConfigError::NoModel { what, model, help: help.to_owned() }.into())
+            let general = "write the folder that holds adapter_config.json and adapter_model.safetensors, a run, or an id of the Hub";
+            let help = advice_on_name(&model).unwrap_or_else(|| general.to_owned());
+            Err(ConfigError::NoModel { what, model, help }.into())
         }
         found => Ok(found?.folder),
     }
 }
 
-/// Returns a note if an adapter names another base than the model in `model`, whose path has no part of that name. Only shapes are a reason to refuse it.
+/// Returns a warning if an adapter names another base than the model in `model`: another folder that is here too, or one whose name is no part of
+/// the model's path. Only shapes are a reason to refuse it.
 pub fn other_base(adapter: &Path, model: &Path) -> Option<String> {
     let text = std::fs::read_to_string(adapter.join(ADAPTER_CONFIG_FILE)).ok()?;
     let config: serde_json::Value = serde_json::from_str(&text).ok()?;
     let base = config["base_model_name_or_path"].as_str().filter(|base| !base.is_empty())?;
     let name = base.trim_end_matches('/').rsplit(['/', '\\']).next().unwrap_or(base).to_lowercase();
     let name = name.split('@').next().unwrap_or_default();
-    let path = model.display().to_string();
-    (!path.to_lowercase().contains(name))
-        .then(|| format!("note: the adapter names {base} as its base, and the model is {path}"))
+    let (path, here) = (model.display().to_string(), |path: &Path| path.canonicalize().ok());
+    // Where both are here, a merged model often has its base's name as a part of its own.
+    let is_other = match here(Path::new(base)) {
+        Some(base) => base.file_name() != model.file_name() && Some(base) != here(model),
+        None => !path.to_lowercase().contains(name),
+    };
+    is_other.then(|| {
+        format!(
+            "warning: the adapter was trained on {base}, and --model is {path}. Unless their weights are the same, the result is wrong; if the \
+             adapter is merged into {path} already, it counts twice. Give its base: --model {}",
+            shell_quoted(base)
+        )
+    })
 }
 
 /// Returns the folder of a model, downloading its files if the name is an id of the Hub. The quickstart's base is found from any folder.
@@ -166,17 +179,17 @@ fn folder_of(model: &Path, need: Need, console: Console) -> Result<ModelFolder, 
     if model.is_dir() {
         return Ok(ModelFolder { folder: snapshot_of(&result_of(model))?, missing_bytes: 0 });
     }
-    let id = if model.starts_with("~") { None } else { hub_id(model) };
-    let Some(id) = id else {
-        let help = match model.starts_with("~") {
-            true => "'~' stands for a folder in a shell alone: write the whole path",
-            false => {
+    let Some(id) = hub_id(model) else {
+        let name = model.display().to_string();
+        let general = || {
+            format!(
                 "write the folder that holds config.json, the safetensors and tokenizer.json, or an id of the Hub such as \
-                 HuggingFaceTB/SmolLM2-135M; relative paths start at the folder you run from"
-            }
+                 HuggingFaceTB/SmolLM2-135M; {}",
+                siblings_of(model)
+            )
         };
-        let model = model.display().to_string();
-        return Err(ConfigError::NoModel { what: "model", model, help: help.to_owned() }.into());
+        let help = advice_on_name(&name).unwrap_or_else(general);
+        return Err(ConfigError::NoModel { what: "model", model: name, help }.into());
     };
     let found = client(console).model(&id, need);
     Ok(found.map_err(|error| match error {
@@ -186,6 +199,18 @@ fn folder_of(model: &Path, need: Need, console: Console) -> Result<ModelFolder, 
         }
         error => error,
     })?)
+}
+
+/// Returns what to write instead of a name that is neither a folder nor an id, if that is clear: a file's folder, the id in an address, a path.
+fn advice_on_name(name: &str) -> Option<String> {
+    if Path::new(name).is_file() {
+        let folder = Path::new(name).parent().filter(|folder| !folder.as_os_str().is_empty());
+        return Some(format!("it is a file: write its folder, {}", folder.unwrap_or(Path::new(".")).display()));
+    }
+    let page = ["huggingface.co/", "hf.co/"].iter().find_map(|host| Some(name.split_once(host)?.1));
+    let id = page.map(|page| page.split(['/', '?', '#']).take(2).collect::<Vec<_>>().join("/"));
+    let id = id.filter(|id| HubId::parse(RepoKind::Model, id, None).is_some());
+    id.map(|id| format!("write its id alone: {id}")).or_else(|| advice_on_path(name))
 }
 
 /// Returns the name of what could not be fetched, with what else it is not.
@@ -273,10 +298,12 @@ mod tests {
             "{message}"
         );
         let note = |model: &str| other_base(&run.join("adapter"), Path::new(model));
-        assert!(note("models/tiny").unwrap().contains("names owner/base as its base, and the model is models/tiny"));
+        let warning = note("models/tiny").unwrap();
+        assert!(warning.starts_with("warning: the adapter was trained on owner/base, and --model is models/tiny. "));
+        assert!(warning.ends_with("it counts twice. Give its base: --model owner/base"), "{warning}");
         assert_eq!([note("models/Base"), note("cache/models--owner--base/snapshots/a")], [None, None]);
         let message = path_of(Path::new("~/tiny")).unwrap_err().to_string();
-        assert!(message.contains("'~' stands for a folder in a shell alone"), "{message}");
+        assert!(message.contains("'~' and variables stand for folders in a shell alone"), "{message}");
         let of_adapter = |path: &Path| adapter_folder(path, "--adapter", Need::Weights, Console::QUIET);
         assert_eq!(of_adapter(&run).unwrap(), run.join("adapter"));
         let message = of_adapter(Path::new("nope")).unwrap_err().to_string();
@@ -291,6 +318,10 @@ mod tests {
             let message = path_of(model).unwrap_err().to_string();
             assert!(message.contains("config.json") && message.contains("id of the Hub"), "{message}");
         }
+        let address = Path::new("https://huggingface.co/org/tiny/tree/main");
+        assert!(path_of(address).unwrap_err().to_string().ends_with("write its id alone: org/tiny"));
+        fs::write(&misspelled, "").unwrap();
+        assert!(path_of(&misspelled).unwrap_err().to_string().contains("it is a file: write its folder"));
         assert_eq!(hub_id(Path::new("org/tiny@v1")).unwrap().to_string(), "org/tiny@v1");
     }
 }

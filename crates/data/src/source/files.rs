@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use firebrick_files::files_below;
+use firebrick_files::{advice_on_path, files_below, siblings_of};
 use firebrick_hub::{Hub, HubId, RepoKind};
 use serde_json::Value as Json;
 
@@ -39,9 +39,6 @@ fn resolve_files(spec: &SourceSpec, hub: &Hub) -> SourceResult<Found> {
         return on_hub(spec, hub);
     }
     let path = Path::new(&spec.path);
-    if spec.path.starts_with('~') {
-        return Err(not_found(&spec.path, "'~' stands for a folder in a shell alone: write the whole path"));
-    }
     if path.is_dir() {
         refuse_keys(spec, false)?;
         refuse_model(path)?;
@@ -53,10 +50,15 @@ fn resolve_files(spec: &SourceSpec, hub: &Hub) -> SourceResult<Found> {
         refuse_keys(spec, true)?;
         return local(spec, files, Vec::new());
     }
-    if !looks_local(path) && HubId::parse(RepoKind::Dataset, &spec.path, None).is_some() {
+    if let Some(advice) = advice_on_path(&spec.path) {
+        return Err(not_found(&spec.path, &advice));
+    }
+    let looks_local = looks_local(path);
+    if !looks_local && HubId::parse(RepoKind::Dataset, &spec.path, None).is_some() {
         return on_hub(spec, hub);
     }
-    Err(not_found(&spec.path, &format!("{}. A Hub dataset is named owner/name", siblings_of(path))))
+    let of_hub = if looks_local { "" } else { ". A Hub dataset is named owner/name" };
+    Err(not_found(&spec.path, &format!("{}{of_hub}", siblings_of(path))))
 }
 
 fn not_found(path: &str, hint: &str) -> SourceError {
@@ -193,35 +195,11 @@ fn matches_of(pattern: &str) -> SourceResult<Option<Vec<PathBuf>>> {
     if files.is_empty() {
         // The longest existing prefix without a pattern.
         let plain = pattern.split(['*', '?', '[']).next().unwrap_or_default();
-        return Err(no_match(siblings_of(&Path::new(plain).join("*"))));
+        let hint = advice_on_path(pattern).unwrap_or_else(|| siblings_of(&Path::new(plain).join("*")));
+        return Err(no_match(hint));
     }
     files.sort();
     Ok(Some(files))
-}
-
-/// Lists what the folder of a missing path contains, for messages.
-fn siblings_of(path: &Path) -> String {
-    const SHOWN: usize = 8;
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let Ok(entries) = fs::read_dir(folder) else {
-        return format!("there is no folder {}", folder.display());
-    };
-    let mut names: Vec<String> = entries
-        .take(10_000)
-        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
-        .filter(|name| !name.starts_with('.'))
-        .collect();
-    names.sort();
-    let more = names.len().saturating_sub(SHOWN);
-    names.truncate(SHOWN);
-    match (names.is_empty(), more) {
-        (true, _) => format!("the folder {} is empty", folder.display()),
-        (false, 0) => format!("the folder {} contains {}", folder.display(), names.join(", ")),
-        (false, more) => format!("the folder {} contains {} and {more} more", folder.display(), names.join(", ")),
-    }
 }
 
 /// Finds the data files of a folder: those that `datasets.save_to_disk` lists, or all inside, by name and split. Also returns the splits that are not

@@ -92,7 +92,7 @@ fn a_model_and_a_shell_s_home_are_no_data() {
         assert!(message.contains(name) && message.contains(part), "{message}");
     }
     let message = error_of(&SourceSpec::new("~/train.jsonl"));
-    assert!(message.contains("'~' stands for a folder in a shell alone"), "{message}");
+    assert!(message.contains("'~' and variables stand for folders in a shell alone"), "{message}");
 }
 
 /// The commands that messages advise for other encodings, run on what they are for.
