@@ -64,6 +64,7 @@ impl<B: Kernels> Decoder<B> {
     pub fn load_adapter(&mut self, dir: &Path) -> Result<(), ModelError> {
         let (config, mut tensors) = peft::read_adapter(dir)?;
         peft::leave_ignored(&mut tensors, &self.config.spec, dir);
+        peft::check_layers(dir, &tensors, self.config.spec.layers.len(), &config)?;
         let path = &dir.join(peft::ADAPTER_WEIGHTS_FILE);
         let device = self.device.clone();
         for linear in self.layers.iter_mut().flat_map(|layer| layer.linears_mut()) {

@@ -182,6 +182,13 @@ pub enum ModelError {
         problem: String,
     },
 
+    /// An adapter has tensors of layers that the model lacks, counted from 0.
+    #[error(
+        "the adapter in `{}` goes up to layer {highest}, and the model to layer {last}: it was trained on another base. {advice}",
+        dir.display()
+    )]
+    MoreLayers { dir: PathBuf, highest: usize, last: usize, advice: String },
+
     /// An adapter that a run should continue has other settings.
     #[error(
         "the adapter in `{}` cannot be continued with these settings: it has {}. Write its own settings under [lora]: {settings}",

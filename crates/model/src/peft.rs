@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json, to_string_pretty};
 
 pub use self::adapter::{check_adapter, grow_for_adapter, read_adapter, read_adapter_config};
-pub(crate) use self::adapter::{leave_ignored, of_base, without_ignored, write_adapter};
+pub(crate) use self::adapter::{check_layers, leave_ignored, of_base, without_ignored, write_adapter};
 pub(crate) use self::start::{add_start, read_start, take_start};
 pub use crate::checkpoint::TensorF32;
 

@@ -49,7 +49,7 @@ impl Sampling {
         let is_temperature = temperature.is_finite() && temperature >= 0.0;
         let rules = [
             (is_temperature, "temperature", temperature, "0 (greedy) or above"),
-            (top_p > 0.0 && top_p <= 1.0, "top_p", top_p, "above 0 and at most 1"),
+            (top_p > 0.0 && top_p <= 1.0, "top_p", top_p, "above 0 and at most 1, a share: 95 % is 0.95"),
             ((0.0..=1.0).contains(&min_p), "min_p", min_p, "from 0 to 1"),
             (penalty.is_finite() && penalty > 0.0, "repetition_penalty", penalty, "above 0; 1 changes nothing"),
         ];

@@ -30,7 +30,7 @@ use crate::checkpoint::{
 use crate::error::ModelError;
 use crate::host_table::RowMean;
 use crate::merge::noise::{Mxfp4Noise, NoiseSums};
-use crate::peft::{check_adapter, grow_for_adapter, leave_ignored, read_adapter, without_ignored};
+use crate::peft::{check_adapter, check_layers, grow_for_adapter, leave_ignored, read_adapter, without_ignored};
 
 /// Vectors that the written weights are tested with.
 const PROBES: usize = 4;
@@ -111,6 +111,7 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     let mut config = grow_for_adapter(config, merge.adapter)?;
     let settings = without_ignored(&settings, &config.spec);
     leave_ignored(&mut tensors, &config.spec, merge.adapter);
+    check_layers(merge.adapter, &tensors, config.spec.layers.len(), &settings)?;
     check_adapter(merge.adapter, &config.spec, &settings)?;
     config.add_eos_token_ids(generation_eos_token_ids(merge.adapter)?);
     let pad = generation_pad_token_id(merge.adapter)?;

@@ -310,6 +310,22 @@ pub(crate) fn leave_ignored(tensors: &mut BTreeMap<String, TensorF32>, spec: &Mo
     }
 }
 
+/// Refuses an adapter with tensors of layers that a model of this many lacks.
+pub(crate) fn check_layers(
+    dir: &Path,
+    tensors: &BTreeMap<String, TensorF32>,
+    layers: usize,
+    config: &LoraConfig,
+) -> Result<(), ModelError> {
+    let layer = |name: &String| name.split_once(".layers.")?.1.split('.').next()?.parse::<usize>().ok();
+    let highest = tensors.keys().filter_map(layer).max();
+    let Some(highest) = highest.filter(|highest| *highest >= layers) else { return Ok(()) };
+    let base = config.base_model_name_or_path.as_ref().filter(|base| !base.is_empty());
+    let called = base.map(|base| format!("; the adapter calls it {base}")).unwrap_or_default();
+    let (dir, last, advice) = (dir.to_path_buf(), layers.saturating_sub(1), format!("Give that as the model{called}"));
+    Err(ModelError::MoreLayers { dir, highest, last, advice })
+}
+
 /// Returns the modules of these LoRA matrices, each once.
 pub(super) fn lora_modules(names: &[String]) -> Vec<String> {
     let mut modules: Vec<String> = names.iter().filter_map(|name| lora_module(name)).map(str::to_owned).collect();
@@ -508,6 +524,10 @@ mod tests {
         let other = LoraConfig { r: 4, lora_alpha: 16.0, ..lora.clone() };
         let message = check_adapter(dir.path(), &spec, &other).unwrap_err().to_string();
         assert!(message.contains("it has r = 2, not 4; alpha = 4, not 16. Write"), "{message}");
+        let (config, tensors) = read_adapter(dir.path()).unwrap();
+        check_layers(dir.path(), &tensors, 2, &config).unwrap();
+        let message = check_layers(dir.path(), &tensors, 1, &config).unwrap_err().to_string();
+        assert!(message.contains("goes up to layer 1, and the model to layer 0: it was trained on"), "{message}");
         let wider = tiny(&[("hidden_size", 16.into())]).unwrap().spec;
         let message = check_adapter(dir.path(), &wider, &lora).unwrap_err().to_string();
         assert!(message.contains("has shape [2, 8], but this model needs [2, 16]"), "{message}");
