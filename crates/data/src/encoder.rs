@@ -368,11 +368,17 @@ impl<'a> Encoder<'a> {
     fn no_loss_reason(&self, chat: &Chat) -> String {
         let roles = chat.turns.iter().map(|turn| turn.role()).collect::<Vec<_>>().join(", ");
         let quoted: Vec<String> = self.options.roles_to_train.iter().map(|role| format!("{role:?}")).collect();
-        let which = match self.options.train_on {
-            TrainOn::Flags => "no message has a flag that is true",
-            _ => &format!("no selected message has the role {}", quoted.join(" or ")),
-        };
-        format!("{which} (roles: {roles}), or the template writes nothing for it")
+        let trained = quoted.join(" or ");
+        let is_trained = |role: &str| self.options.roles_to_train.iter().any(|other| other == role);
+        match self.options.train_on {
+            TrainOn::Flags => {
+                format!("no message has a flag that is true (roles: {roles}), or the template writes nothing for it")
+            }
+            _ if chat.turns.iter().any(|turn| is_trained(turn.role())) => format!(
+                "nothing of {trained} counts (roles: {roles}): the template writes nothing for it, or train_on or a message's flag leaves it out"
+            ),
+            _ => format!("no selected message has the role {trained} (roles: {roles})"),
+        }
     }
 
     /// Tokenizes a prompt and its completion, concatenated. A token across the boundary belongs to the completion.

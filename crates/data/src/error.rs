@@ -35,8 +35,8 @@ pub enum DataError {
     Tokenizer(String),
 
     #[error(
-        "the chat template cannot render these messages (roles: {roles}): {reason}. Change the messages to what the \
-         template accepts, or choose another template"
+        "the chat template cannot render these messages (roles: {roles}): {reason}. Change the messages, or the system \
+         prompt, to what the template accepts, or choose another template"
     )]
     TemplateFailed { roles: String, reason: String },
 

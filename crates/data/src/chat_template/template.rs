@@ -50,6 +50,9 @@ impl ChatTemplate {
     /// Compiles `source`, read from `path`; `special_tokens` are variables of the template (`bos_token`, ...). The tokenizer sets the date.
     pub(crate) fn new(source: &str, path: &Path, special_tokens: BTreeMap<String, String>) -> Result<Self, DataError> {
         let bad = |reason: String| {
+            // The engine's words for every kind of block.
+            let not_closed = "unexpected end of input, a {% for %} or {% if %} lacks its {% endfor %} or {% endif %}, or a block its %}";
+            let reason = reason.replace("unexpected end of input, expected end of block", not_closed);
             DataError::Tokenizer(format!("the chat template in {} does not parse: {reason}", path.display()))
         };
         let (rewritten, marks_generation) = lexer::rewrite(source).map_err(bad)?;
