@@ -101,7 +101,12 @@ impl ModelConfig {
     pub fn read(dir: &Path) -> Result<Self, ArchError> {
         let path = dir.join(CONFIG_FILE);
         if !path.is_file() {
-            let advice = "Give a folder in Hugging Face format: config.json, model.safetensors, tokenizer.json";
+            let advice = match dir.join("params.json").is_file() {
+                true => {
+                    "params.json is of another format, Meta's or Mistral's own: get the model in Hugging Face format, with config.json"
+                }
+                false => "Give a folder in Hugging Face format: config.json, model.safetensors, tokenizer.json",
+            };
             return Err(ArchError::NotThere { dir: dir.to_path_buf(), missing: CONFIG_FILE, advice });
         }
         let mut config = Self::parse(&read_text(&path)?, &path)?;

@@ -130,9 +130,9 @@ impl<B: Kernels> Talk<'_, B> {
         if room == 0 {
             self.messages.pop();
             let (got, context) = (prompt.len(), self.request.context);
+            let again = if self.messages.is_empty() { "" } else { "/reset begins again, and " };
             return terminal.say(&format!(
-                "(with this message the conversation has {got} tokens, and there is room for {context}: /reset begins again, and \
-                 --context gives more room)\n"
+                "(with this message the conversation has {got} tokens, and there is room for {context}: {again}--context gives more room)\n"
             ));
         }
         if self.is_too_long(prompt.len(), terminal)? {

@@ -10,7 +10,10 @@ use firebrick_arch::json::{parse_object, read_text};
 use firebrick_hub::{Hub, HubId, RepoKind};
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::RunConfig;
+use firebrick_trainer::hub::result_of;
 use serde_json::Value;
+
+use crate::report::folder_in;
 
 pub(super) const FILE: &str = "README.md";
 /// The recipe of the run that saved the folder, next to the folder.
@@ -51,9 +54,11 @@ impl Facts {
         let adapter = folder.join(ADAPTER_CONFIG_FILE);
         let is_adapter = adapter.is_file();
         if !is_adapter && !folder.join(CONFIG_FILE).is_file() {
+            let run = folder_in(folder, |run| result_of(run) != run);
+            let run = run.map(|run| format!(": give that of one run, such as {}", run.display())).unwrap_or_default();
             return Err(RunError::Refused(format!(
                 "{}: neither an adapter (adapter_config.json) nor a model (config.json) is in this folder, nor is it that of a run that \
-                 saved one",
+                 saved one{run}",
                 folder.display()
             )));
         }

@@ -13,6 +13,7 @@ use firebrick_trainer::RunError;
 use firebrick_trainer::storage::write_atomically;
 
 pub use record::RunRecord;
+pub(crate) use record::folder_in;
 pub use samples::Round;
 
 /// Name of the page in a run folder.

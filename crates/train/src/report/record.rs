@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use firebrick_trainer::RunError;
 use firebrick_trainer::console::date_and_time;
@@ -12,6 +12,11 @@ use firebrick_trainer::state::checkpoint_folder::latest;
 use serde_json::{Value, json};
 
 use super::samples::{self, Round};
+
+/// Returns the first folder in this one, by name, that is of a kind.
+pub(crate) fn folder_in(folder: &Path, is_one: impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).filter(|path| is_one(path)).min()
+}
 
 /// The record of a run in its folder.
 #[derive(Clone, Debug)]
@@ -42,9 +47,10 @@ impl RunRecord {
     pub fn read(run: &Path) -> Result<Self, RunError> {
         const METRICS: &str = "metrics.jsonl";
         let text = fs::read_to_string(run.join(METRICS)).map_err(|error| {
-            let run = run.display();
-            let problem = "no metrics.jsonl to report on; give the folder of a run, such as runs/my-run";
-            RunError::Refused(format!("{run}: {problem} ({error})"))
+            let example =
+                folder_in(run, |folder| folder.join(METRICS).is_file()).unwrap_or_else(|| "runs/my-run".into());
+            let problem = "no metrics.jsonl to report on; give the folder of a run, such as";
+            RunError::Refused(format!("{}: {problem} {} ({error})", run.display(), example.display()))
         })?;
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         let malformed = |name: &str, expected: &str, problem: &str| {
@@ -187,6 +193,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let message = RunRecord::read(folder.path()).unwrap_err().to_string();
         assert!(message.contains("no metrics.jsonl"), "{message}");
+        fs::create_dir(folder.path().join("mine")).unwrap();
+        fs::write(folder.path().join("mine/metrics.jsonl"), "").unwrap();
+        let message = RunRecord::read(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("mine ("), "{message}");
         fs::write(folder.path().join("metrics.jsonl"), "{\"step\":1}\nnot JSON\n").unwrap();
         let message = RunRecord::read(folder.path()).unwrap_err().to_string();
         assert!(message.contains("expected one JSON object per line"), "{message}");

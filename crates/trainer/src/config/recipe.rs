@@ -27,7 +27,7 @@ impl RunConfig {
         let text = fs::read_to_string(&file).map_err(|problem| ConfigError::Read {
             path: path.to_path_buf(),
             problem,
-            help: known_recipes(),
+            help: known_recipes(path),
         })?;
         RunConfig::from_source(Source::parse(&text, &file, Language::of(&file), overrides)?, &file)
     }
@@ -109,8 +109,8 @@ fn find_recipe(path: &Path) -> PathBuf {
     files.find(|file| file.is_file()).unwrap_or_else(|| path.to_path_buf())
 }
 
-/// Returns a sentence that lists the shipped recipes, for the message about a file that cannot be read.
-fn known_recipes() -> String {
+/// Returns a sentence that lists the shipped recipes, or says that they are missing, for the message about a file that cannot be read.
+fn known_recipes(path: &Path) -> String {
     let in_folder = |folder: PathBuf| {
         let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -119,5 +119,11 @@ fn known_recipes() -> String {
         (!names.is_empty()).then(|| format!("recipes in {}: {}", folder.display(), names.join(", ")))
     };
     let listed = shipped::recipe_folders().find_map(in_folder);
-    listed.unwrap_or_else(|| "give the path of a .toml or .yaml recipe".to_owned())
+    let absent = match path.components().count() {
+        1 => {
+            "; those that come with the program are missing: unpack its whole archive, or name its folder with FIREBRICK_SHARE"
+        }
+        _ => "",
+    };
+    listed.unwrap_or_else(|| format!("give the path of a .toml or .yaml recipe{absent}"))
 }

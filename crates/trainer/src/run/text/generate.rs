@@ -231,10 +231,10 @@ pub(in crate::run) fn check_vocabulary(tokenizer: &Tokenizer, tokens: usize, row
     if tokens <= rows {
         return Ok(());
     }
-    let last = tokenizer.decode(&[tokens as u32 - 1], false)?;
+    let first = tokenizer.decode(&[rows as u32], false)?;
     Err(RunError::Refused(format!(
-        "the tokenizer has {tokens} tokens, up to {last:?}, the model's embedding only {rows} rows: they do not belong together. \
-         Use both from the same folder"
+        "the tokenizer has {tokens} tokens, and the weights have rows for {rows}: none from id {rows} on, which is {first:?}. Take the \
+         tokenizer.json that came with the weights; a recipe adds tokens with their rows as data.new_special_tokens or data.new_tokens"
     )))
 }
 
@@ -246,15 +246,19 @@ pub fn read_prompts(path: &Path) -> Result<Vec<String>, RunError> {
     let is_json = path.extension().is_some_and(|extension| extension == "jsonl");
     let (format, key) = if is_json { (FileFormat::Jsonl, "prompt") } else { (FileFormat::Text, "text") };
     let names = Fields { text: key.to_owned(), ..Fields::default() };
-    let prompt = |record: Result<Record, SourceError>| {
-        let record = record?;
-        match RecordFormat::Text.parse(&record.fields, &names, &record.place)? {
+    let prompt = |record: Result<Record, SourceError>| -> Result<String, RunError> {
+        let record = record.map_err(DataError::from)?;
+        if is_json && !record.fields.contains_key(key) {
+            let keys = record.fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            let problem = format!("expected the key \"prompt\", found {keys}: --input takes one prompt a line");
+            return Err(RunError::Refused(format!("{}: {problem}", record.place)));
+        }
+        match RecordFormat::Text.parse(&record.fields, &names, &record.place).map_err(DataError::from)? {
             Row::Text(text) => Ok(text),
             row => unreachable!("a text record is a text, not {row:?}"),
         }
     };
-    let prompts: Vec<String> =
-        Source::of_lines(path, format).records().map(prompt).collect::<Result<_, DataError>>()?;
+    let prompts: Vec<String> = Source::of_lines(path, format).records().map(prompt).collect::<Result<_, RunError>>()?;
     if prompts.is_empty() {
         return Err(RunError::Refused(format!("`{}`: there is no prompt in it", path.display())));
     }
@@ -346,6 +350,7 @@ mod tests {
             ("c.jsonl", "{\"prompt\"", "c.jsonl:1"),
             ("e.jsonl", "{\"prompt\": NaN}", "e.jsonl:1: prompt must be a string, found the number NaN"),
             ("d.txt", "\n \n", "no prompt"),
+            ("f.jsonl", "{\"messages\": []}", "the key \"prompt\", found messages: --input"),
         ] {
             let message = read(name, text).unwrap_err();
             assert!(message.contains(expected) && message.contains(name), "{message}");

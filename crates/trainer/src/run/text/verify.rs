@@ -107,8 +107,11 @@ fn read_golden(path: &Path) -> Result<Golden, RunError> {
     let bytes = std::fs::read(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
     let file =
         SafeTensors::deserialize(&bytes).map_err(|error| wrong(format!("is not a safetensors file: {error}")))?;
+    let other = file.names().into_iter().min().unwrap_or("nothing");
+    let expected = "--golden takes a safetensors file with input_ids and the logits that a reference implementation computed from them";
     let tensor = |name: &str, dtype: Dtype| {
-        let view = file.tensor(name).map_err(|_| wrong(format!("has no tensor `{name}`")))?;
+        let absent = |_| wrong(format!("is no golden file: it has `{other}`, but not `{name}`. {expected}"));
+        let view = file.tensor(name).map_err(absent)?;
         if view.dtype() != dtype {
             return Err(wrong(format!("`{name}` is {:?}, expected {dtype:?}", view.dtype())));
         }

@@ -4,6 +4,7 @@
 //! those of the last checkpoint before the step. It runs in one process, whatever the number of ranks was.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, absolute};
 
 use firebrick_kernels::Kernels;
@@ -94,7 +95,10 @@ impl<B: Kernels> Run<B> {
 pub fn replay(config: RunConfig, run: &Path, console: Console) -> Result<Vec<String>, RunError> {
     let refused = |problem: String| RunError::Refused(format!("{}: {problem}", run.join(FILE).display()));
     let bytes = fs::read(run.join(FILE));
-    let bytes = bytes.map_err(|error| refused(format!("there is no step that ended the run: {error}")))?;
+    let bytes = bytes.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => refused("there is no step that ended the run, and so nothing to replay".to_owned()),
+        _ => refused(format!("cannot be read: {error}")),
+    })?;
     let saved = serde_json::from_slice(&bytes);
     let saved: SavedStep<StepContent> =
         saved.map_err(|error| refused(format!("is not a step that a run of this version saved: {error}")))?;
