@@ -64,6 +64,13 @@ pub enum ArchError {
     )]
     UnknownTarget { name: String, modules: Vec<String> },
 
+    /// An expression that matches the ends of paths.
+    #[error(
+        "LoRA target `{pattern}` matches no whole path such as `{path}`, and a text is one regular expression for the whole path: write \
+         lora.target = '{whole}', or a list of names such as [\"q_proj\", \"v_proj\"]"
+    )]
+    NotWholePath { pattern: String, path: String, whole: String },
+
     #[error(
         "LoRA target `{name}` hits no module of this model but such as `{module}`, which is not there: its layer reads the keys and values of layer \
          {source_layer}, so an adapter would do nothing. Leave the target out, or let it hit layer {source_layer}, too"
@@ -135,8 +142,9 @@ fn list_advice(name: &str) -> String {
         [only] if ["lm_head", "embed_tokens", "wte"].iter().any(|table| only.ends_with(table)) => {
             format!("; an adapter there is not available: lora.modules_to_save = [{only:?}] trains it whole")
         }
-        [] | [_] => String::new(),
-        several => format!("; several are a list: {several:?}"),
+        [] => String::new(),
+        [_] if !name.starts_with('[') => String::new(),
+        several => format!("; several are a list: {several:?}, after --set in quotes: --set 'lora.target={several:?}'"),
     }
 }
 
@@ -161,7 +169,8 @@ mod tests {
             ArchError::UnknownTarget { name: name.to_owned(), modules: vec!["q_proj".to_owned()] }.to_string()
         };
         for name in ["q_proj,v_proj", "[q_proj, v_proj]", "q_proj v_proj"] {
-            assert!(message(name).ends_with("; several are a list: [\"q_proj\", \"v_proj\"]"), "{}", message(name));
+            let advice = "; several are a list: [\"q_proj\", \"v_proj\"], after --set in quotes: --set 'lora.target=[\"q_proj\", \"v_proj\"]'";
+            assert!(message(name).ends_with(advice), "{}", message(name));
         }
         assert!(!message("c_attn").contains("list"));
         let whole = "; an adapter there is not available: lora.modules_to_save = [\"lm_head\"] trains it whole";

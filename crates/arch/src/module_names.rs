@@ -53,6 +53,15 @@ impl PathPattern {
         &self.text
     }
 
+    /// Returns the error for an expression that matches the end of one of these paths, and the whole of none.
+    fn of_ends(&self, paths: &[String]) -> Option<ArchError> {
+        let alternatives = self.text.contains('|') && !self.text.starts_with('(');
+        let whole = if alternatives { format!(".*({})", self.text) } else { format!(".*{}", self.text) };
+        let pattern = Self::new(&format!(r".*\.(?:{})", self.text)).ok()?;
+        let path = paths.iter().find(|path| pattern.matches(path))?;
+        Some(ArchError::NotWholePath { pattern: self.text.clone(), path: path.clone(), whole })
+    }
+
     /// Returns whether the expression matches a path. An expression that exceeds the backtracking limit matches nothing.
     pub fn matches(&self, path: &str) -> bool {
         self.whole.is_match(path).unwrap_or(false)
@@ -110,7 +119,7 @@ impl TargetModules {
         match self {
             Self::AllLinear => Ok(Self::AllLinear),
             Self::Matching(pattern) if paths.iter().any(|path| pattern.matches(path)) => Ok(self.clone()),
-            Self::Matching(pattern) => Err(unknown(pattern.as_str())),
+            Self::Matching(pattern) => Err(pattern.of_ends(&paths).unwrap_or_else(|| unknown(pattern.as_str()))),
             Self::Named(names) if names.is_empty() => Err(ArchError::NoTargets { modules: modules() }),
             Self::Named(names) => {
                 let is_unknown = |name: &&String| !paths.iter().any(|path| path_ends_in(path, name));
@@ -339,6 +348,10 @@ pub(crate) mod tests {
         assert_eq!(targets.resolve(&spec).unwrap(), targets);
         let message = TargetModules::from_text("xq.*").unwrap().resolve(&spec).unwrap_err().to_string();
         assert!(message.contains("`xq.*` matches no linear module"), "{message}");
+        for (text, whole) in [("(q|v)_proj", "'.*(q|v)_proj'"), ("q_proj|v_proj", "'.*(q_proj|v_proj)'")] {
+            let message = TargetModules::from_text(text).unwrap().resolve(&spec).unwrap_err().to_string();
+            assert!(message.contains(&format!("write lora.target = {whole}, or a list of names")), "{message}");
+        }
         assert!(matches!(TargetModules::from_text("(q_proj"), Err(ArchError::BadPattern { .. })));
     }
 
