@@ -50,7 +50,12 @@ pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Resu
     ];
     for Rule { holds, key, problem, help } in rules.into_iter().flatten() {
         if !holds {
-            return Err(ConfigError::key(source.place(&key), &key, format!("{problem}; {help}")));
+            let place = match grpo_section::bad_reward(config) {
+                Some(index) if key == "grpo.rewards" => source.place_of_item("grpo", "rewards", index),
+                _ => source.place(&key),
+            };
+            let help = if help.is_empty() { String::new() } else { format!("; {help}") };
+            return Err(ConfigError::key(place, &key, format!("{problem}{help}")));
         }
     }
     Ok(())

@@ -76,6 +76,10 @@ impl ConfigError {
 pub(super) fn from_reader(place: RecipePlace, key: &str, message: &str) -> ConfigError {
     let wrong_type = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
     if let Some((got, expected)) = wrong_type.and_then(|rest| rest.split_once(", expected ")) {
+        if got == "map" && ["grpo.rewards", "data.sources", "data.eval_sources"].contains(&key) {
+            let what = "is a list, and each entry is a table of its own";
+            return ConfigError::key(place, key, format!("{what}: write [[{key}]] with two brackets (a list in YAML)"));
+        }
         let text = got.strip_prefix("string \"").and_then(|rest| rest.strip_suffix('"'));
         let of_value = text.and_then(|text| other_names::value(key, text)).map(|advice| format!("; {advice}"));
         let advice = of_value.unwrap_or_else(|| advice_on_type(key, got, text, expected).to_owned());
@@ -117,6 +121,9 @@ fn advice_on_type(key: &str, got: &str, text: Option<&str>, expected: &str) -> &
             "; for none, leave the key out"
         }
         (Some(text), "f64" | "u64" | "usize") if text.parse::<f64>().is_ok() => "; write it without the quotes",
+        (Some(text), "a sequence") if text.starts_with('[') => {
+            "; its texts need quotes, and then a shell needs some around it: --set 'KEY=[\"a\", \"b\"]'"
+        }
         (Some("true" | "false"), "a boolean") => "; write it without the quotes",
         (Some("auto"), "a boolean") if key == "train.bf16" => "; for that write compute = \"auto\" at the top instead",
         (None, "a string") if key == "data.path" && got == "sequence" => "; write a [[data.sources]] table for each",

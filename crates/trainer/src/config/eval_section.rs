@@ -186,7 +186,8 @@ fn best_rules(best: &BestSection, config: &RunConfig) -> Vec<Rule> {
     let is_reward = metric == BestMetric::EvalReward;
     rules! {
         "best": config.has_eval_data(),
-            "there is nothing to evaluate on" => "add data.eval_path, or data.eval_fraction = 0.05, or remove this section";
+            "there is nothing to evaluate on" =>
+            "add data.eval_fraction = 0.05 (or data.eval_path), and eval.every_epochs = 0.25 if no interval is there, or remove this section";
         "best": config.eval_interval() != Interval::Steps(0),
             "the run is evaluated at its end only, so there is nothing to compare" =>
             "add eval.every_steps or eval.every_epochs, such as every_epochs = 0.25, or remove this section";

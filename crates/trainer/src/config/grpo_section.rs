@@ -70,6 +70,12 @@ impl GrpoSection {
     }
 }
 
+/// Returns the index of the first reward that is wrong.
+pub(super) fn bad_reward(config: &RunConfig) -> Option<usize> {
+    let rewards = &config.grpo.as_ref()?.rewards;
+    (0..rewards.len()).find(|&index| !reward::check(&rewards[..=index]).is_empty())
+}
+
 /// Returns the rules of prompts and rewards. Without the section, no source may contain prompts alone.
 pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let data = &config.data;
@@ -83,7 +89,8 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     };
     let fits = config.max_seq_len() > grpo.max_completion_length;
     let divides = config.train.rows_per_step.is_none_or(|rows| rows.is_multiple_of(grpo.num_generations));
-    let none = grpo.rewards.is_empty().then(|| "there is none".to_owned());
+    let example = "[[grpo.rewards]] with answer = \"answer\", regex = \"...\" or command = [\"python\", \"reward.py\"]";
+    let none = grpo.rewards.is_empty().then(|| format!("there is none; write for example {example}"));
     let problem = none.or_else(|| reward::check(&grpo.rewards).into_iter().next());
     let are_prompts = |format: &RecordFormat| matches!(format, RecordFormat::Auto | RecordFormat::Prompt);
     let has_base = config.mode() != Mode::Full && !config.reference_is_precomputed_always();
@@ -92,8 +99,7 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         "grpo": config.preference.is_none(),
             "[preference] is there too" => "keep one of the two sections";
         "grpo.rewards": problem.is_none(),
-            problem.unwrap_or_default() =>
-            "write for example [[grpo.rewards]] with answer = \"answer\", regex = \"...\" or command = [\"python\", \"reward.py\"]";
+            problem.unwrap_or_default() => "";
         "grpo.max_completion_length": fits,
             format!("is {}, and a row of max_seq_len = {} tokens holds a prompt as well", grpo.max_completion_length, config.max_seq_len()) =>
             "raise max_seq_len, or lower this key";
@@ -101,8 +107,8 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
             format!("counts completions, and is no multiple of grpo.num_generations = {generations}") =>
             "write a multiple of it";
         "grpo.beta": grpo.beta == 0.0 || has_base,
-            "the reference is the base without its adapter, and there is none that stays what it was" =>
-            "write beta = 0, or train a new adapter without modules_to_save and without tokens of its own";
+            "the reference is the base without its adapter, and mode = \"full\", modules_to_save or new tokens change that" =>
+            "write beta = 0, or train a new adapter ([lora]) without modules_to_save and without tokens of its own";
         "train.zero_stage": !config.train.zero_stage.divides_gradients(),
             "divides weights or gradients, and ranks that sample run different numbers of passes" => "write 0 or 1";
         "lora.dropout": config.lora.as_ref().is_none_or(|lora| lora.lora_dropout == 0.0),

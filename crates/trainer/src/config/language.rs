@@ -27,6 +27,18 @@ impl Language {
     }
 }
 
+/// Returns where the section or key of a line, counted from 1, of a TOML text was written before, and what to do; `None` if it was not.
+pub(super) fn twice(text: &str, line: usize) -> Option<String> {
+    let lines: Vec<&str> =
+        text.lines().take(line).map(|line| line.split('#').next().unwrap_or_default().trim()).collect();
+    let (last, before) = lines.split_last()?;
+    let name = |line: &str| line.split('=').next().map(str::trim).map(str::to_owned);
+    // The nearest one: before a key, that of its section.
+    let first = before.iter().rposition(|line| name(line) == name(last))? + 1;
+    let advice = if last.starts_with('[') { "put its keys together there" } else { "keep one of the two" };
+    Some(format!("{} is there already, in line {first}: {advice}", name(last)?))
+}
+
 /// Returns what to write where the text of a recipe does not parse at `line`, from 1; `None` if that is not clear.
 pub(super) fn by_text(text: &str, line: usize, language: Language) -> Option<String> {
     if language == Language::Yaml {
@@ -67,6 +79,10 @@ pub(super) enum Typed {
 pub(super) fn by_section(key: &str, value: &str, at: Typed) -> String {
     let text = value.trim_matches(['"', '\'']);
     match (at, key) {
+        (Typed::Override, _) if value == "false" => {
+            let full = if key == "lora" { "; to train every weight, add --set mode=full" } else { "" };
+            format!("write `--set {key}=`, which removes the section{full}")
+        }
         _ if value == "false" => "leave it out, which turns it off".to_owned(),
         (Typed::Override, "data") => format!("write --set data.path={text}"),
         (Typed::Override, _) => {

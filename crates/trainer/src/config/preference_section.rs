@@ -133,6 +133,8 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let smoothing = preference.label_smoothing;
     let smooths = is_dpo && matches!(preference.loss_type, LossType::Sigmoid | LossType::Robust);
     let of_dpo = if preference.rpo_alpha.is_some() { "preference.rpo_alpha" } else { "preference.loss_type" };
+    let more =
+        if of_dpo.ends_with("alpha") && preference.loss_type != LossType::Sigmoid { ", like loss_type" } else { "" };
     let is_plain = preference.rpo_alpha.is_none() && preference.loss_type == LossType::Sigmoid;
     let is_false = preference.precompute_ref_log_probs == Some(false);
     let are_pairs = |format: &RecordFormat| matches!(format, RecordFormat::Auto | RecordFormat::Preference);
@@ -144,8 +146,8 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
             "only the loss types \"sigmoid\" and \"robust\" of DPO smooth labels" =>
             "remove it, or write loss_type = \"sigmoid\"";
         of_dpo: is_dpo || is_plain,
-            "is a key of DPO; ORPO has one loss, which includes the cross entropy of the chosen" =>
-            "remove it, or write loss = \"dpo\"";
+            format!("is a key of DPO{more}; ORPO has one loss, which includes the cross entropy of the chosen") =>
+            "remove what only DPO has, or write loss = \"dpo\"";
         "preference.prompt_loss": !is_dpo || preference.prompt_loss.is_none(),
             "is a key of ORPO: in DPO only answers count" => "remove it, or write loss = \"orpo\"";
         "preference.precompute_ref_log_probs": is_dpo || preference.precompute_ref_log_probs.is_none(),

@@ -80,7 +80,7 @@ pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError
         if section.is_empty() && known.contains_key(key) {
             if !entry.is_table {
                 let help = source.instead_of_value(entry);
-                let problem = format!("expected a table of keys, got {}: {help}", entry.type_name);
+                let problem = format!("is a section of keys, got {}: {help}", entry.type_name);
                 return Err(ConfigError::key(source.place_of(&entry.key_span), key, problem));
             }
         } else if known.get(section).is_some_and(|keys| !keys.iter().any(|known| known == key)) {

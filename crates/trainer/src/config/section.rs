@@ -184,7 +184,12 @@ impl Limited {
                 (format!("must be 0 or more (at least {TINY:e}) and finite"), "write 0 to turn it off")
             }
             (BelowOne, Number::Real(real)) if !(0.0..1.0).contains(&(real as f32)) => {
-                ("must be 0 or more and below 1".to_owned(), "write a number such as 0.9 or 0.03")
+                let help = match self.key {
+                    "train.adam_beta1" => "write a number such as 0.9, the default",
+                    "train.adam_beta2" => "write a number such as 0.999, the default, or 0.95",
+                    _ => "it is a share: write 0.05 for 5 %",
+                };
+                ("must be 0 or more and below 1".to_owned(), help)
             }
             _ => return None,
         };

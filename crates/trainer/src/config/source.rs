@@ -14,7 +14,7 @@ use toml::de::{DeTable, DeValue, Deserializer};
 
 use crate::config::RunConfig;
 use crate::config::error::{ConfigError, RecipePlace, from_reader};
-use crate::config::language::{Language, Typed, by_pairs, by_section, by_text};
+use crate::config::language::{Language, Typed, by_pairs, by_section, by_text, twice};
 use crate::config::yaml::{self, YamlError};
 
 /// Pairs of keys (or sections) for one setting, and whether both may be given if they agree. Overriding one of a pair removes the other from the
@@ -71,7 +71,8 @@ impl<'i> Source<'i> {
     ) -> Result<Source<'i>, ConfigError> {
         let refuse = |line, message: String| {
             let place = RecipePlace::Line(file.to_path_buf(), line);
-            let meant = by_text(text, line, language);
+            let again = if message == "duplicate key" { twice(text, line) } else { None };
+            let meant = again.or_else(|| by_text(text, line, language));
             ConfigError::At {
                 place,
                 message: meant.unwrap_or_else(|| format!("this is not {}: {message}", language.name())),
@@ -143,6 +144,15 @@ impl<'i> Source<'i> {
         match self.entries.iter().find(|entry| entry.path == path) {
             Some(entry) => self.place_of(&entry.key_span),
             None => RecipePlace::File(self.file.clone()),
+        }
+    }
+
+    /// Returns where an entry of a list of tables was typed, counted from 0; where the list was if it is not known.
+    pub(super) fn place_of_item(&self, section: &str, key: &str, index: usize) -> RecipePlace {
+        let list = self.tree.get_ref().get(section).and_then(|section| section.get_ref().as_table()?.get(key));
+        match list.and_then(|list| list.get_ref().as_array()?.get(index)) {
+            Some(item) => self.place_of(&item.span()),
+            None => self.place(&format!("{section}.{key}")),
         }
     }
 

@@ -21,7 +21,11 @@ pub(super) fn open(section: &RewardSection) -> Result<Option<Rule>, String> {
         })
     } else if let Some(pattern) = &section.regex {
         // The last line of the message states the problem; those above point at the place.
-        let problem = |error: regex::Error| error.to_string().lines().last().unwrap_or_default().to_owned();
+        let problem = |error: regex::Error| {
+            let problem = error.to_string().lines().last().unwrap_or_default().to_owned();
+            let advice = "; write what is around the text as it is, since only whether the whole matches counts";
+            if problem.contains("look-around") { problem + advice } else { problem }
+        };
         let regex = Regex::new(pattern).map_err(|error| format!("regex '{pattern}': {}", problem(error)))?;
         Box::new(move |request| Some(f64::from(regex.is_match(request.completion))))
     } else if let Some(schema) = &section.json_schema {

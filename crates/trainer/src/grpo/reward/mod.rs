@@ -57,6 +57,8 @@ pub struct RewardSection {
     pub timeout: Option<f64>,
 }
 
+const SAME_NAME: &str = "another reward has the same name; give one of them another, such as name = \"second\"";
+
 fn one() -> f64 {
     1.0
 }
@@ -95,7 +97,7 @@ impl RewardSection {
         let (kinds, workers, timeout) = (self.kinds(), self.workers.unwrap_or(1), self.timeout.unwrap_or(1.0));
         let program = self.command.as_ref().map(|command| command.first().map_or("", String::as_str));
         let rules = [
-            (others.iter().all(|other| other.name() != self.name()), "another reward has the same name".to_owned()),
+            (others.iter().all(|other| other.name() != self.name()), SAME_NAME.to_owned()),
             (kinds.len() == 1, format!("expected one of answer, regex, json_schema, length, command; got {kinds:?}")),
             (self.weight.is_finite(), format!("weight must be finite, got {}", self.weight)),
             (self.answer.is_some() || self.extract.is_none(), "extract needs answer, the column to compare".to_owned()),

@@ -55,7 +55,7 @@ fn what_cannot_be_opened_is_named() {
         assert!(message.contains(case["message"].as_str().unwrap()), "{case}: {message}");
     }
     let section: RewardSection = toml::from_str("regex = 'a'").unwrap();
-    assert_eq!(check(&[section.clone(), section]), ["reward 'regex': another reward has the same name"]);
+    assert_eq!(check(&[section.clone(), section]), [format!("reward 'regex': {SAME_NAME}")]);
 }
 
 #[test]
