@@ -8,7 +8,7 @@ use firebrick_kernels::delta::has_cuda_kernels;
 
 use crate::config::{RunConfig, SourceConfig, ZeroStage};
 use crate::plan::wish::Wish;
-use crate::plan::{Made, size};
+use crate::plan::{Made, schedule, size};
 
 /// The highest learning rate without a warning: a hundred times a usual rate of adapters.
 const HIGH_RATE: f64 = 0.02;
@@ -26,6 +26,7 @@ pub(super) fn of(made: &Made<'_>) -> Vec<String> {
         zero_stage(made.wish),
         learning_rate(config),
         held_out(config),
+        evaluations(made),
         delta_rule(made),
         made.memory.warning.clone(),
     ];
@@ -85,6 +86,18 @@ fn held_out(config: &RunConfig) -> Option<String> {
     ))
 }
 
+/// Warns if the recipe evaluates at intervals, and the run ends before the first.
+fn evaluations(made: &Made<'_>) -> Option<String> {
+    let (config, steps) = (made.wish.recipe, made.steps.value);
+    let every = schedule::every(made, RunConfig::eval_interval).value;
+    let key = if config.eval.every_steps.is_some() { "eval.every_steps" } else { "eval.every_epochs" };
+    let best = if config.best.is_some() { ", and [best] has nothing to compare" } else { "" };
+    let (usual, every_steps, of_run) = ((steps / 4).max(1), counted(every, "step"), counted(steps, "step"));
+    let what =
+        format!("{key} means every {every_steps}, and the run has {of_run}: it is evaluated at its end only{best}");
+    (every > steps && config.has_eval_data()).then(|| format!("{what}; write eval.every_steps = {usual}"))
+}
+
 fn zero_stage(wish: &Wish<'_>) -> Option<String> {
     let stage = wish.recipe.train.zero_stage;
     (wish.world_size == 1 && stage != ZeroStage::NONE).then(|| {
@@ -139,6 +152,10 @@ mod tests {
         assert!(warning(&["train.zero_stage=3"]).starts_with("train.zero_stage = 3 divides nothing on one rank"));
         let rate = warning(&["train.learning_rate=0.05"]);
         assert!(rate.starts_with("train.learning_rate = 0.05 is above 0.02, and the default is 2e-4"), "{rate}");
+        let late = ["train.steps=3", "data.eval_path=e", "eval.every_steps=100", "best.patience=2"];
+        let expected = "eval.every_steps means every 100 steps, and the run has 3 steps: it is evaluated at its end only, and [best] has \
+                        nothing to compare; write eval.every_steps = 1";
+        assert_eq!(warning(&late), expected);
     }
 
     #[test]
