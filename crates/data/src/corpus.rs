@@ -61,7 +61,7 @@ impl<'a> Corpus<'a> {
         assert_eq!(given, sources, "options for {given} sources, but there are {sources}");
         let encoder = |(source, options): (&Source, EncodeOptions)| match source.first_record()? {
             Some(first) => Encoder::new(tokenizer, options, &first),
-            None => Err(DataError::EmptyDataset(source.spec().path.clone())),
+            None => Err(DataError::EmptyDataset { path: source.spec().path.clone(), bytes: source.bytes() }),
         };
         let encoders = mixture.sources().iter().zip(options).map(encoder).collect::<Result<_, _>>()?;
         Ok(Self { pipeline: Pipeline::default(), max_bad_share: MAX_BAD_SHARE, mixture, encoders })

@@ -122,11 +122,15 @@ impl Diagnosis {
             0 => String::new(),
             rows => format!(", and {rows} of {all} ({percent:.1} %) are dropped whole"),
         };
+        let ends = match self.count(FindingKind::Truncated) {
+            0 => String::new(),
+            cut => format!(", and the ends of {cut} of {all}"),
+        };
         // Splitting does not help data that is already split, nor pairs.
         let is_split = [FindingKind::Split, FindingKind::PromptCut].iter().any(|&kind| self.count(kind) > 0);
         let split = if is_split { "" } else { ", or set data.overflow = \"split\" (not for pairs of answers)" };
         Some(format!(
-            "records longer than max_seq_len lose {:.1} % of all tokens{dropped}: raise max_seq_len{split}",
+            "records longer than max_seq_len lose {:.1} % of all tokens{ends}{dropped}: raise max_seq_len{split}",
             100.0 * of_tokens,
         ))
     }
@@ -215,7 +219,8 @@ impl Display for Diagnosis {
             write!(formatter, ", {} cut ({:.1} %)", counted(self.tokens_cut, "token"), 100.0 * self.cut_share())?;
         }
         for (kind, found) in &self.findings {
-            write!(formatter, "\n  {} {}", counted(found.count, "record"), kind.description())?;
+            let mark = if *kind == FindingKind::AnswerFirst { "WARNING: " } else { "" };
+            write!(formatter, "\n  {mark}{} {}", counted(found.count, "record"), kind.description())?;
             if let Some((place, detail)) = found.first.first() {
                 write!(formatter, "; first {place}: {detail}")?;
             }

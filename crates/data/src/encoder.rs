@@ -338,6 +338,7 @@ impl<'a> Encoder<'a> {
             return Err(Failure::Finding(FindingKind::NothingToTrain, self.no_loss_reason(&chat)));
         }
         record.findings.extend(self.other_role(&chat));
+        record.findings.extend(answer_first(&chat, &selection));
         Ok(record)
     }
 
@@ -469,6 +470,14 @@ impl<'a> Encoder<'a> {
         }
         encoded
     }
+}
+
+/// Returns a finding about a conversation that begins with an answer and ends with a question.
+fn answer_first(chat: &Chat, selection: &Selection) -> Option<Finding> {
+    let first = chat.turns.iter().map(|turn| turn.role()).find(|role| *role != "system")?;
+    let is_open = chat.turns.last()?.role() == "user" && selection.turns.last() == Some(&false);
+    let detail = format!("the last of its {} messages is the user's", chat.turns.len());
+    (first == ASSISTANT && is_open).then_some(Finding { kind: FindingKind::AnswerFirst, detail })
 }
 
 fn plain_record(tokens: Vec<u32>, loss_mask: Vec<bool>) -> RecordTokens {

@@ -67,8 +67,11 @@ pub enum DataError {
     #[error("{place}: {reason}")]
     InRow { place: RecordPlace, reason: Box<DataError> },
 
-    #[error("{0} has no records: every line is blank, or its files are empty")]
-    EmptyDataset(String),
+    #[error(
+        "{path} has no records: {}",
+        if *bytes == 0 { "it is empty (0 bytes)" } else { "every line is blank, or its list is empty" }
+    )]
+    EmptyDataset { path: String, bytes: u64 },
 
     #[error(
         "none of the {0} records has a message with a training flag, and train_on = \"flags\" trains only on \

@@ -29,6 +29,7 @@ pub enum FindingKind {
     EmptyAnswer,
     AllTrained,
     OtherRole,
+    AnswerFirst,
 }
 
 impl FindingKind {
@@ -43,6 +44,7 @@ impl FindingKind {
                 | Self::PromptCut
                 | Self::Split
                 | Self::OtherRole
+                | Self::AnswerFirst
         )
     }
 
@@ -56,7 +58,7 @@ impl FindingKind {
         match self {
             Self::Empty => "dropped, empty",
             Self::Unreadable => "dropped, a row of the file cannot be read",
-            Self::BadCell => "dropped, a value is missing or no text",
+            Self::BadCell => "dropped, a value is missing or does not fit",
             Self::NothingToTrain => "dropped, nothing to train",
             Self::NoFlags => "dropped, no message has a training flag (train_on = \"flags\")",
             Self::CutToNothing => {
@@ -84,6 +86,9 @@ impl FindingKind {
             Self::EmptyAnswer => "trained to answer with nothing but the end of the turn",
             Self::AllTrained => "trained whole, the user's text too",
             Self::OtherRole => "with a role that chat templates do not know",
+            Self::AnswerFirst => {
+                "in which the assistant speaks first, and last a user whom nobody answers (are the messages in the wrong order?)"
+            }
         }
     }
 }

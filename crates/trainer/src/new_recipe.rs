@@ -217,7 +217,7 @@ impl<'a> Draft<'a> {
 fn first_record(config: &RunConfig) -> Result<(RecordFormat, bool), DataError> {
     let source = config.data.training_sources()[0].spec().resolve(&Hub::from_environment())?;
     let Some(record) = source.first_record()? else {
-        return Err(DataError::EmptyDataset(source.spec().path.clone()));
+        return Err(DataError::EmptyDataset { path: source.spec().path.clone(), bytes: source.bytes() });
     };
     let (mut pair_names, mut names) = (Fields::default(), Fields::default());
     let pairs = RecordFormat::Preference.resolve(&record.fields, &mut pair_names, &record.place);

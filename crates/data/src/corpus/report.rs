@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::diagnose::Diagnosis;
 
 /// Version of the stored report, part of the cache's key. Incremented when the fields of [`Diagnosis`] or their meaning change.
-pub(super) const VERSION: [u8; 1] = [7];
+pub(super) const VERSION: [u8; 1] = [8];
 
 /// Serializes a report. `dropped` are the hashes of the records that gave nothing, `files` the names of each source's files. Panics if a place is not
 /// in a file of its source.

@@ -142,7 +142,8 @@ impl RecordFormat {
         place: &RecordPlace,
     ) -> Parsed<(Row, Vec<&'a str>)> {
         let read = RefCell::default();
-        let row = self.content(Reader { fields, place, read: &read }, names)?;
+        let row = self.content(Reader { fields, place, read: &read }, names);
+        let row = row.map_err(|error| under_another_name(error, fields, names))?;
         if self == Self::Prompt {
             return Ok((row, Vec::new()));
         }
@@ -168,6 +169,17 @@ impl RecordFormat {
     }
 }
 
+/// Replaces the advice on a key that is missing if a key of the record looks like another name for it.
+fn under_another_name(mut error: RecordFormatError, fields: &Object, names: &Fields) -> RecordFormatError {
+    let key = error.problem.split('"').nth(1).unwrap_or_default();
+    let line = names.suggestion(fields).filter(|line| line.contains(&format!(" {key} = ")));
+    let Some(line) = line else { return error };
+    if let Some(start) = error.problem.strip_suffix(value::SAME_FORMAT) {
+        error.problem = format!("{start}If it is there under another name, write {line}");
+    }
+    error
+}
+
 fn unrecognized(fields: &Object, expected: &Fields, place: &RecordPlace) -> RecordFormatError {
     let messages = expected.messages.as_deref().unwrap_or("messages\" or \"conversations");
     let known = [
@@ -188,7 +200,7 @@ fn unrecognized(fields: &Object, expected: &Fields, place: &RecordPlace) -> Reco
     });
     let problem = format!(
         "found {}, which matches no known format. The formats are {}. Rename the keys, name the format, or map the keys with \
-         `fields`{hint}",
+         `fields`, as in fields = {{ instruction = \"QUESTION\", output = \"ANSWER\" }}{hint}",
         names(fields),
         known.join(", ")
     );

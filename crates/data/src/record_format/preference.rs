@@ -69,8 +69,13 @@ fn is_of_pair(key: &str) -> bool {
 
 /// Returns advice on training on the chosen answers alone, if a mapping of keys can express it.
 fn hint(fields: &Object, chosen: &str) -> String {
+    let is_whole = |turns: &[Json]| {
+        let role = turns.first().and_then(|turn| turn.get("role").or(turn.get("from"))?.as_str());
+        matches!(role, Some("user" | "system" | "human"))
+    };
     let mapped = match fields.get(chosen) {
-        Some(Json::Array(_)) => "messages",
+        Some(Json::Array(turns)) if is_whole(turns) => "messages",
+        Some(Json::Array(_)) if fields.get("prompt").is_some_and(Json::is_array) => "completion",
         Some(Json::String(_)) if fields.contains_key("prompt") => "completion",
         _ => {
             return "To train on the chosen answers alone, append each to its messages in a file of its own".to_owned();
@@ -92,7 +97,8 @@ pub(super) fn resolve(fields: &Object, names: &mut Fields, place: &RecordPlace) 
     }
     refuse_labels(fields, names, place)?;
     let expected = format!("{:?} and the key {:?}", names.chosen, names.rejected);
-    let hint = "[preference] trains on pairs of answers; map other names with fields = { chosen = \"...\", rejected = \"...\" }";
+    let hint = "[preference] trains on pairs of answers: remove it to train on these records as they are, or map other names with \
+                fields = { chosen = \"...\", rejected = \"...\" }";
     Err(missing_key(place, &expected, fields, hint))
 }
 

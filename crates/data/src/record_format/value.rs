@@ -37,6 +37,8 @@ impl RecordFormatError {
     }
 }
 
+/// Advice on a key that is missing, unless it is there under another name.
+pub(super) const SAME_FORMAT: &str = "All rows of a source have the same format";
 /// Maximum number of keys of an object that messages list.
 const SHOWN_KEYS: usize = 24;
 
@@ -63,8 +65,7 @@ impl<'a> Reader<'a> {
 
     /// Returns the value of a required key, null included.
     pub(crate) fn need(&self, key: &str) -> Parsed<&'a Json> {
-        let hint = "All rows of a source have the same format";
-        self.find(key).ok_or_else(|| missing_key(self.place, &format!("{key:?}"), self.fields, hint))
+        self.find(key).ok_or_else(|| missing_key(self.place, &format!("{key:?}"), self.fields, SAME_FORMAT))
     }
 
     pub(crate) fn need_text(&self, key: &str) -> Parsed<Cow<'a, str>> {
@@ -199,6 +200,7 @@ pub(crate) fn wrong_type(place: &RecordPlace, key: &str, expected: &str, found: 
         Json::Null => "null".to_owned(),
         Json::Bool(value) => format!("the boolean {value}"),
         Json::Number(value) => format!("the number {value}"),
+        Json::String(text) if text.starts_with('[') => "a list as JSON in a string: write the list itself".to_owned(),
         Json::String(_) => "a string".to_owned(),
         Json::Array(items) => format!("a list of {}", items.len()),
         Json::Object(fields) => format!("an object with {}", names(fields)),

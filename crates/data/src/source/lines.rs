@@ -63,7 +63,15 @@ pub(super) fn parse_object(bytes: &[u8], place: &RecordPlace, hint: &'static str
             // Invalid text gets a more precise message than "invalid character".
             checked_text(bytes.to_vec(), place).map_err(SourceError::recoverable)?;
             let whole = reason.to_string();
-            let message = whole.split(" at line ").next().unwrap_or(&whole);
+            let is_line = [ONE_PER_LINE, OVER_LINES].contains(&hint);
+            let message = match whole.split(" at line ").next().unwrap_or(&whole) {
+                "trailing characters" if is_line && bytes.get(reason.column().saturating_sub(1)) == Some(&b',') => {
+                    "a comma follows the object (`sed 's/,$//' FILE > NEW.jsonl` takes it away)"
+                }
+                "trailing characters" => "something follows the object",
+                message if is_line && message.starts_with("EOF while parsing") => "the line ends inside an object",
+                message => message,
+            };
             let line = place.line + reason.line().saturating_sub(1);
             let place = RecordPlace { path: place.path.clone(), line };
             let hint = if bytes.trim_ascii_start().starts_with(b"{'") { PYTHON } else { hint };

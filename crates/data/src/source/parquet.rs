@@ -89,7 +89,7 @@ fn check_is_parquet(path: &Path) -> SourceResult<()> {
     match magic(start) {
         _ if start.starts_with(b"PAR1") => Ok(()),
         Some(found) => wrong(found),
-        None => wrong(("something else (it does not begin with PAR1)", "Set its format with file_format = \"...\"")),
+        None => wrong(("something else (it does not begin with PAR1)", "Set file_format = \"csv\", or what it is")),
     }
 }
 

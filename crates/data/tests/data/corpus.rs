@@ -202,7 +202,7 @@ fn bad_cells_are_counted_wherever_they_are() {
         assert_eq!((found.rows, found.rows_kept, found.bad_rows), (21, 20, 1));
         let (report, place) =
             (found.to_string(), format!("rows.jsonl:{line}: messages[1].content must be a string, found null"));
-        for words in ["1 record dropped, a value is missing or no text; first ", place.as_str()] {
+        for words in ["1 record dropped, a value is missing or does not fit; first ", place.as_str()] {
             assert!(report.contains(words), "{words:?} is not in {report}");
         }
     }
@@ -212,8 +212,8 @@ fn bad_cells_are_counted_wherever_they_are() {
 fn no_records_and_a_length_of_one_token_are_refused() {
     let one = |options: &mut EncodeOptions| options.max_seq_len = 1;
     assert!(matches!(read_with(CHAT, &tokenizer(), one).unwrap_err(), DataError::SequenceTooShort(1)));
-    for content in ["", "\n \r\n"] {
-        assert!(matches!(refuses(content, &["rows.jsonl has no records"]), DataError::EmptyDataset(_)));
+    for (content, why) in [("", "it is empty (0 bytes)"), ("\n \r\n", "every line is blank")] {
+        assert!(matches!(refuses(content, &["rows.jsonl has no records", why]), DataError::EmptyDataset { .. }));
     }
 }
 

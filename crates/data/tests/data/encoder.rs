@@ -457,6 +457,9 @@ fn chosen_roles_count_in_the_loss_with_the_ends_of_their_turns() {
     assert_eq!(trained(&["assistant", "tool"], TrainOn::Assistant), ".t</s>.a1</s>.a2</s>.");
     assert_eq!(trained(&["user"], TrainOn::Assistant), ".q1</s>.q2</s>.");
     assert_eq!(trained(&["tool", "assistant"], TrainOn::Last), ".a2</s>.");
+    let reversed = chat(&[("system", "s"), ("assistant", "a"), ("user", "q")]);
+    let reversed = encode(&tokenizer, &EncodeOptions::new(200), &reversed).unwrap();
+    assert_eq!(kinds(&reversed), [FindingKind::AnswerFirst]);
 }
 
 #[test]
