@@ -24,6 +24,8 @@ const SMALL_BYTES: u64 = 8_000_000;
 const MEMORY_BYTES: u64 = 1 << 30;
 /// Maximum share of a source's tokens that may be cut off without a remark.
 const NOTABLE_CUT: f64 = 0.05;
+/// One held-out record in this many that is trained on is warned of.
+const TRAINED: usize = 20;
 const SECONDS_PER_DAY: i64 = 86_400;
 
 /// Tokenized documents, and the findings in their records.
@@ -143,8 +145,12 @@ pub fn read(config: &RunConfig, tokenizer: &Tokenizer, pipeline: Pipeline) -> Re
 impl ReadSet {
     /// Returns the number of distinct records with documents.
     fn records(&self) -> usize {
-        let record = |document| self.documents.entry(document).origin.record;
-        (0..self.documents.len()).map(record).collect::<HashSet<u64>>().len()
+        self.hashes().collect::<HashSet<u64>>().len()
+    }
+
+    /// Returns the hash of each document's record.
+    fn hashes(&self) -> impl Iterator<Item = u64> + '_ {
+        (0..self.documents.len()).map(|document| self.documents.entry(document).origin.record)
     }
 
     /// Takes a fraction of the documents out, by a hash of each record.
@@ -179,8 +185,16 @@ impl DataSets {
         let mut notes: Vec<String> =
             self.train.sources.iter().map(|source| format!("training data: {source}")).collect();
         notes.push(self.train.location.clone());
-        let Some(ReadSet { documents, sources, .. }) = &self.held_out else { return notes };
+        let Some(held_out) = &self.held_out else { return notes };
+        let ReadSet { documents, sources, .. } = held_out;
         notes.extend(sources.iter().map(|source| format!("held-out data: {source}")));
+        let records: HashSet<u64> = held_out.hashes().collect();
+        let both = self.train.hashes().filter(|record| records.contains(record)).collect::<HashSet<u64>>().len();
+        notes.extend((both > 0 && both * TRAINED >= records.len()).then(|| {
+            let of = counted(records.len(), "held-out record");
+            let advice = "the held-out loss will not show overfitting; take other records, or data.eval_fraction";
+            format!("WARNING: {both} of {of} are in the training data too: {advice}")
+        }));
         if sources.is_empty() {
             let tokens: usize = (0..documents.len()).map(|index| documents.entry(index).tokens as usize).sum();
             let (examples, tokens) = (counted(documents.len(), "example"), counted(tokens, "token"));
@@ -210,7 +224,7 @@ impl<'a> Reader<'a> {
             name: source.spec().path.clone(),
             file_format: to_name(&source.format()),
             record_format: to_name(&encoder.options().record_format),
-            remarks: remarks(source, encoder, &diagnosis),
+            remarks: remarks(source, encoder, &diagnosis, self.config),
             diagnosis,
         };
         let sources = found.map(report).collect();
@@ -270,10 +284,13 @@ impl<'a> Reader<'a> {
 }
 
 /// Returns what a user may not expect about how a source is read.
-fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis) -> Vec<String> {
+fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis, config: &RunConfig) -> Vec<String> {
     let mut remarks = Vec::new();
-    if !source.unread_splits().is_empty() {
-        let others = source.unread_splits().join(", ");
+    let evaluated: Vec<Option<String>> = config.data.held_out_sources().into_iter().map(|other| other.split).collect();
+    let mut others = source.unread_splits().to_vec();
+    others.retain(|split| !evaluated.contains(&Some(split.clone())));
+    if !others.is_empty() {
+        let others = others.join(", ");
         remarks.push(format!("the split train was read; {others} is there too, choose another with split = \"...\""));
     }
     let (options, usual) = (encoder.options(), Fields::default());

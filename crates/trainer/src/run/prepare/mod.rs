@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use firebrick_arch::{ModelConfig, counted};
-use firebrick_data::{DocumentSet, PackOptions, PackedDataset, PairRows, SpecialToken, Tokenizer};
+use firebrick_data::{DocumentSet, FindingKind, PackOptions, PackedDataset, PairRows, SpecialToken, Tokenizer};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_model::peft::check_adapter;
 use firebrick_model::{Companions, HfFolder, ModelError};
@@ -270,22 +270,22 @@ impl Data {
             notes.extend(profile.notes.iter().cloned());
         }
         let has_chats = data.has_chats(&tokenizer);
-        let mut ends = match recipe.grpo {
-            Some(_) => Vec::new(),
-            None => end_of_turn::trained(&data.train.documents, &tokenizer),
-        };
+        let (mut ends, mut found) = (trained_ends(recipe, &data.train, &tokenizer), "which ends what is trained");
         if ends.is_empty() && has_chats && recipe.data.train_end_of_turn {
             ends.extend(end_of_turn::in_template(&tokenizer)?);
+            found = "which ends an answer in the chat template";
         }
-        notes.extend(end_of_turn::note(&ends, &tokenizer)?);
+        notes.extend(end_of_turn::note(&ends, found, &tokenizer)?);
         model.add_eos_token_ids(tokenizer.chosen_token_id(SpecialToken::Eos));
         tokenizer.chosen_token_id(SpecialToken::Pad).into_iter().for_each(|id| model.set_pad_token_id(id));
         model.add_eos_token_ids(ends);
         let of_set = |set: &ReadSet| prompts::columns(&set.documents, &set.inputs);
         let mut prompts = None;
-        if recipe.grpo.is_some() {
+        if let Some(grpo) = &recipe.grpo {
             let held_out = data.held_out.as_ref().map(|set| Ok::<_, RunError>((set.documents.clone(), of_set(set)?)));
-            prompts = Some(Prompts { train: of_set(&data.train)?, held_out: held_out.transpose()? });
+            let train = of_set(&data.train)?;
+            prompts::check_answers(&grpo.rewards, &train, &data.train.sources[0].name)?;
+            prompts = Some(Prompts { train, held_out: held_out.transpose()? });
         }
         let mut packing = pack_options(recipe, &tokenizer, &data, world_size);
         packing.length_group = length_group.or(packing.length_group);
@@ -316,6 +316,20 @@ impl Data {
             missing,
         })
     }
+}
+
+/// Returns the tokens that end what is trained; none where the model writes the answers itself.
+fn trained_ends(recipe: &RunConfig, set: &ReadSet, tokenizer: &Tokenizer) -> Vec<u32> {
+    if recipe.grpo.is_some() {
+        return Vec::new();
+    }
+    let has = |kind| set.sources.iter().any(|source| source.diagnosis.count(kind) > 0);
+    let is_any_cut = has(FindingKind::Truncated) || has(FindingKind::Split);
+    // Both answers of a pair share the limit.
+    let tokens = |document: usize| set.documents.entry(document).tokens as usize;
+    let of_other = |document: usize| recipe.preference.as_ref().map_or(0, |_| tokens(document ^ 1));
+    let is_cut = |document| is_any_cut && tokens(document) + of_other(document) >= recipe.max_seq_len();
+    end_of_turn::trained(&set.documents, tokenizer, is_cut)
 }
 
 /// Refuses adapter settings and weight files that do not fit the model, before the data is read, which may take long. Returns the weights that the

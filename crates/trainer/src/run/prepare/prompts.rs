@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use firebrick_data::{DataError, DocumentSet};
 use serde_json::{Map, Value};
 
+use crate::error::RunError;
+use crate::grpo::reward::RewardSection;
 use crate::run::prepare::data_sets::Input;
 
 /// A prompt besides its tokens.
@@ -40,6 +42,19 @@ pub fn columns(documents: &DocumentSet, inputs: &[Input]) -> Result<Vec<PromptCo
         }
     }
     Ok(columns)
+}
+
+/// Refuses a reward whose column has a value in no prompt of `source`, with its name and the columns that are there: nothing would be scored.
+pub fn check_answers(rewards: &[RewardSection], prompts: &[PromptColumns], source: &str) -> Result<(), RunError> {
+    let has_value = |column: &str| prompts.iter().any(|prompt| prompt.row.get(column).is_some_and(|it| !it.is_null()));
+    let unscored = |reward: &&RewardSection| reward.answer.as_ref().is_some_and(|column| !has_value(column));
+    let (Some(reward), Some(first)) = (rewards.iter().find(unscored), prompts.first()) else { return Ok(()) };
+    let (name, column, columns) = (reward.name(), &reward.answer, first.row.keys().collect::<Vec<_>>());
+    Err(RunError::Refused(format!(
+        "grpo.rewards: reward '{name}': no record of {source} has a value in the column {:?}, so nothing would be scored; write answer = \
+         \"...\" with a column of the first record: {columns:?}",
+        column.as_deref().unwrap_or_default()
+    )))
 }
 
 fn of_record(mut row: Map<String, Value>, key: &str) -> PromptColumns {
@@ -82,6 +97,11 @@ mod tests {
         assert_eq!((found.row["answer"].clone(), found.row["n"].clone()), (json!("4"), json!(1)));
         let row = json!({ "prompt": "2 + 2 =", "answer": "4" });
         let found = of_record(row.as_object().unwrap().clone(), "prompt");
-        assert_eq!((found.prompt, found.row["answer"].clone()), (json!("2 + 2 ="), json!("4")));
+        assert_eq!((&found.prompt, &found.row["answer"]), (&json!("2 + 2 ="), &json!("4")));
+        let reward = |column: &str| serde_json::from_value(json!({ "answer": column })).unwrap();
+        let check = |column: &str| check_answers(&[reward(column)], std::slice::from_ref(&found), "a.jsonl");
+        assert!(check("answer").is_ok());
+        let message = check("solution").unwrap_err().to_string();
+        assert!(message.contains("the column \"solution\"") && message.contains("\"answer\""), "{message}");
     }
 }

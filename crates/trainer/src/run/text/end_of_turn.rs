@@ -15,14 +15,22 @@ const RARE: usize = 20;
 /// An answer that no template contains.
 const ANSWER: &str = "zqxj";
 
-/// Returns the special tokens that end the spans of loss tokens, most frequent first; empty if the data trains none.
-pub(in crate::run) fn trained(documents: &DocumentSet, tokenizer: &Tokenizer) -> Vec<u32> {
+/// Returns the special tokens that end the spans of loss tokens, most frequent first; empty if the data trains none. The last token of a document
+/// that `is_cut` ends nothing.
+pub(in crate::run) fn trained(
+    documents: &DocumentSet,
+    tokenizer: &Tokenizer,
+    is_cut: impl Fn(usize) -> bool,
+) -> Vec<u32> {
     let step = documents.len().div_ceil(MAX_DOCUMENTS).max(1);
     let (mut spans, mut ends) = (0, BTreeMap::<u32, usize>::new());
     for index in (0..documents.len()).step_by(step) {
         let example = documents.document(index).to_example();
         let counts = |at: usize| example.loss_mask.get(at).copied().unwrap_or(false);
         for last in (0..example.tokens.len()).filter(|&at| counts(at) && !counts(at + 1)) {
+            if last + 1 == example.tokens.len() && is_cut(index) {
+                continue;
+            }
             spans += 1;
             if tokenizer.is_special(example.tokens[last]) {
                 *ends.entry(example.tokens[last]).or_default() += 1;
@@ -48,10 +56,10 @@ pub fn in_template(tokenizer: &Tokenizer) -> Result<Option<u32>, RunError> {
     Ok(first.filter(|&token| tokenizer.is_special(token)))
 }
 
-/// Returns a sentence about these tokens; `None` if there are none.
-pub(in crate::run) fn note(ends: &[u32], tokenizer: &Tokenizer) -> Result<Option<String>, RunError> {
+/// Returns a sentence about these tokens and where they were found; `None` if there are none.
+pub(in crate::run) fn note(ends: &[u32], found: &str, tokenizer: &Tokenizer) -> Result<Option<String>, RunError> {
     let shown: Vec<String> = ends.iter().map(|&id| tokenizer.decode(&[id], false)).collect::<Result<_, _>>()?;
-    Ok((!shown.is_empty()).then(|| format!("generation stops at {}, which ends what is trained", shown.join(", "))))
+    Ok((!shown.is_empty()).then(|| format!("generation stops at {}, {found}", shown.join(", "))))
 }
 
 #[cfg(test)]
@@ -76,10 +84,11 @@ mod tests {
         };
         let found = |endings: &[&[u32]]| {
             let examples: Vec<Example> = endings.iter().map(example).collect();
-            trained(&DocumentSet::from_examples(&examples), &tokenizer)
+            trained(&DocumentSet::from_examples(&examples), &tokenizer, |document| examples[document].tokens.len() > 6)
         };
         assert_eq!(found(&[&[66, END], &[67, 68, END], &[69, EOS]]), [END, EOS]);
         assert_eq!(found(&[&[66], &[67, 68]]), Vec::<u32>::new());
+        assert_eq!(found(&[&[66, END], &[66, 67, 68, EOS]]), [END]);
         // Cut texts end anywhere.
         let mut cut = vec![&[66, END][..]; 40];
         cut.push(&[66, EOS]);
