@@ -170,7 +170,7 @@ pub enum ModelError {
     )]
     DoesNotFit { dir: PathBuf, problems: Vec<String> },
 
-    #[error("`{}` already exists and is not empty: choose another folder, or delete this one first", dir.display())]
+    #[error("`{}` already exists and is not empty, and nothing is written over: choose another folder", dir.display())]
     AlreadyExists { dir: PathBuf },
 
     /// An adapter file holds a tensor that does not belong in a LoRA adapter of this model, or lacks one that does.
@@ -184,7 +184,8 @@ pub enum ModelError {
 
     /// An adapter has tensors of layers that the model lacks, counted from 0.
     #[error(
-        "the adapter in `{}` goes up to layer {highest}, and the model to layer {last}: it was trained on another base. {advice}",
+        "the adapter in `{}` goes up to layer {highest}, and the model to layer {last}: it was trained on another base, or the base was \
+         changed since. {advice}",
         dir.display()
     )]
     MoreLayers { dir: PathBuf, highest: usize, last: usize, advice: String },

@@ -300,6 +300,6 @@ mod tests {
         let whole = say(&request(256), "Spell stove backwards.\n", false);
         assert!(stopped.trim_end().len() < whole.trim_end().len() && whole.starts_with(stopped.trim_end()));
         let full = say(&request(8), "Spell stove backwards, and then a lot of other words.\n", false);
-        assert!(full.contains("room for 8") && full.contains("/reset"), "{full}");
+        assert!(full.contains("room for 8") && full.contains(": --context"), "{full}");
     }
 }

@@ -184,7 +184,8 @@ fn folder_of(model: &Path, need: Need, console: Console) -> Result<ModelFolder, 
         let general = || {
             format!(
                 "write the folder that holds config.json, the safetensors and tokenizer.json, or an id of the Hub such as \
-                 HuggingFaceTB/SmolLM2-135M; {}",
+                 HuggingFaceTB/SmolLM2-135M; {}{}",
+                if model.is_relative() { "relative paths start at the folder you run from, and " } else { "" },
                 siblings_of(model)
             )
         };

@@ -92,7 +92,8 @@ pub(super) fn resolve(fields: &Object, names: &mut Fields, place: &RecordPlace) 
             *name = alias;
         }
     }
-    if fields.contains_key(&names.chosen) && fields.contains_key(&names.rejected) {
+    // A record that lacks one of them is counted, as later ones are.
+    if fields.contains_key(&names.chosen) || fields.contains_key(&names.rejected) {
         return Ok(());
     }
     refuse_labels(fields, names, place)?;

@@ -212,6 +212,9 @@ pub(crate) fn write_new(New { model, data, out }: New) -> anyhow::Result<()> {
     let name = file.display();
     ensure!(file.extension().is_some_and(|extension| extension == "toml"), "{name} does not end with .toml");
     ensure!(!file.exists(), "{name} exists already: name another file with --out");
+    let swapped = Path::new(&model).is_file() && Path::new(&data).join("config.json").is_file();
+    let swapped_back = || format!("{} new {} {}", program(), shell_quoted(&data), shell_quoted(&model));
+    ensure!(!swapped, "{model} is a file, and {data} a model: the model comes first: `{}`", swapped_back());
     let NewRecipe { text, prepared } = {
         let _shown = Console::VERBOSE.activity(reading_data);
         new_recipe(&model, &data, &file)?

@@ -2,7 +2,7 @@
 //!
 //! Trade-off: the table is kept by hand; a test checks that every key and section in it exists.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
 
 use serde::Deserialize;
@@ -70,9 +70,11 @@ fn place(path: &str, section: &str) -> String {
 
 /// Returns the answer for the name of a key.
 pub fn key(name: &str) -> Option<Answer> {
-    let begins = |known: &str| known.strip_suffix('*').is_some_and(|start| name.starts_with(start));
-    let found = names().find(|(known, _)| *known == name).or_else(|| names().find(|(known, _)| begins(known)));
-    found.map(|(_, answer)| answer)
+    static WHOLE: LazyLock<HashMap<&str, Answer>> = LazyLock::new(|| names().collect());
+    static BEGINNINGS: LazyLock<Vec<(&str, Answer)>> =
+        LazyLock::new(|| names().filter_map(|(name, answer)| Some((name.strip_suffix('*')?, answer))).collect());
+    let by_beginning = || BEGINNINGS.iter().find(|(start, _)| name.starts_with(start)).map(|(_, answer)| answer);
+    WHOLE.get(name).or_else(by_beginning).copied()
 }
 
 pub(super) fn names() -> impl Iterator<Item = (&'static str, Answer)> {

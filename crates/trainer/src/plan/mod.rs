@@ -174,7 +174,7 @@ plan! {
     /// Whether what layers save waits in host memory.
     offload: Chosen<bool> = made.memory.offload.clone(), shown "offload" as on_cuda;
     /// Rule and state format of the optimizer.
-    optimizer: Chosen<OptimizerKind> = paging::optimizer(made.wish.recipe.train.optimizer),
+    optimizer: Chosen<OptimizerKind> = paging::optimizer(made.wish.recipe.train.optimizer, made.backend.value),
         shown "optimizer" as plain, identifies "train.optimizer";
     /// Bytes of optimizer state that stay on the device.
     resident_state_bytes: Chosen<u64> = made.memory.paging.resident.clone(), shown "state on the device" as paged_bytes;

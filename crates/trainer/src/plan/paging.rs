@@ -19,8 +19,11 @@ pub(super) struct Paging {
 }
 
 /// Returns the rule and state format.
-pub(super) fn optimizer(kind: OptimizerKind) -> Chosen<OptimizerKind> {
-    Chosen::new(kind, kind.state())
+pub(super) fn optimizer(kind: OptimizerKind, backend: BackendKind) -> Chosen<OptimizerKind> {
+    match kind.is_paged() && backend != BackendKind::Cuda {
+        true => Chosen::new(kind, format!("{}; {backend} pages nothing", OptimizerKind::AdamW8bit.state())),
+        false => Chosen::new(kind, kind.state()),
+    }
 }
 
 /// Decides what is paged, and returns the run with it.

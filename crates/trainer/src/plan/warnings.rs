@@ -6,7 +6,7 @@ use firebrick_arch::{Mixer, counted};
 use firebrick_kernels::BackendKind;
 use firebrick_kernels::delta::has_cuda_kernels;
 
-use crate::config::{RunConfig, SourceConfig, ZeroStage};
+use crate::config::{Auto, RunConfig, SourceConfig, ZeroStage};
 use crate::plan::wish::Wish;
 use crate::plan::{Made, schedule, size};
 
@@ -24,6 +24,7 @@ pub(super) fn of(made: &Made<'_>) -> Vec<String> {
         step(made),
         few_steps(made),
         zero_stage(made.wish),
+        keys_of_cuda(made),
         learning_rate(config),
         held_out(config),
         evaluations(made),
@@ -107,6 +108,19 @@ fn zero_stage(wish: &Wish<'_>) -> Option<String> {
     })
 }
 
+/// Warns of keys that only CUDA reads.
+fn keys_of_cuda(made: &Made<'_>) -> Option<String> {
+    let (train, backend) = (&made.wish.recipe.train, made.backend.value);
+    let there = [
+        ("optimizer_device_gib", train.optimizer_device_gib != Auto::Auto),
+        ("kept_weights_gib", train.kept_weights_gib != Auto::Auto),
+        ("tune_gemms", train.tune_gemms.is_some()),
+    ];
+    let there: Vec<&str> = there.into_iter().filter(|(_, is_there)| *is_there).map(|(key, _)| key).collect();
+    let is_other = backend != BackendKind::Cuda && !there.is_empty();
+    is_other.then(|| format!("[train] has keys of CUDA alone, which do nothing on {backend}: {}", there.join(", ")))
+}
+
 /// Warns of layers that run in ordinary operations.
 fn delta_rule(made: &Made<'_>) -> Option<String> {
     let mut mixers = made.wish.model.spec.layers.iter().map(|layer| &layer.mixer);
@@ -149,6 +163,8 @@ mod tests {
             same.starts_with("a.jsonl is trained on and evaluated on") && same.contains("data.eval_fraction"),
             "{same}"
         );
+        let of_cuda = warning(&["train.kept_weights_gib=4", "train.tune_gemms=true"]);
+        assert!(of_cuda.ends_with("which do nothing on flex: kept_weights_gib, tune_gemms"), "{of_cuda}");
         assert!(warning(&["train.zero_stage=3"]).starts_with("train.zero_stage = 3 divides nothing on one rank"));
         let rate = warning(&["train.learning_rate=0.05"]);
         assert!(rate.starts_with("train.learning_rate = 0.05 is above 0.02, and the default is 2e-4"), "{rate}");

@@ -126,7 +126,15 @@ impl RunSettings {
 /// They differ.
 pub fn check_model(saved: Option<u64>, now: Option<u64>) -> Result<(), RunError> {
     let shown = |hash: Option<u64>| hash.map_or("random weights".to_owned(), |hash| format!("weights {hash:016x}"));
-    if saved == now { Ok(()) } else { Err(changed("model", &shown(saved), &shown(now))) }
+    if saved == now {
+        return Ok(());
+    }
+    Err(RunError::Refused(format!(
+        "the model has other weights ({}) than the run began with ({}): its files were changed or replaced. Put the former ones back, or \
+         name their folder as the model; on these weights start a new run, without --resume and under another name",
+        shown(now),
+        shown(saved)
+    )))
 }
 
 fn changed(key: &str, saved: &str, now: &str) -> RunError {
@@ -241,6 +249,6 @@ mod tests {
         check_model(None, Some(7)).unwrap_err();
         check_model(Some(7), None).unwrap_err();
         let message = check_model(Some(7), Some(8)).unwrap_err().to_string();
-        assert!(message.contains("made with model = weights 0000000000000007"), "{message}");
+        assert!(message.contains("than the run began with (weights 0000000000000007)"), "{message}");
     }
 }
