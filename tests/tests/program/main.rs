@@ -8,6 +8,8 @@ mod full_disk;
 mod hub;
 mod installed;
 mod launchers;
+#[cfg(target_os = "linux")]
+mod mistakes;
 mod ranks;
 mod saving;
 mod terminal;
