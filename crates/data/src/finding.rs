@@ -87,7 +87,7 @@ impl FindingKind {
             Self::AllTrained => "trained whole, the user's text too",
             Self::OtherRole => "with a role that chat templates do not know",
             Self::AnswerFirst => {
-                "in which the assistant speaks first, and last a user whom nobody answers (are the messages in the wrong order?)"
+                "in which the assistant speaks first, and a user last, without an answer (are the messages in the wrong order?)"
             }
         }
     }

@@ -46,7 +46,7 @@ pub trait Session: Backend {
         work()
     }
 
-    /// Returns unused pool memory to the driver, and drops what is kept of weights.
+    /// Returns unused pool memory to the driver, and drops converted weights that stay.
     fn release_memory(device: &Self::Device) {
         Self::memory_cleanup(device);
     }
@@ -113,7 +113,7 @@ pub enum Hint<'a, B: Backend> {
     /// The forward is over: device memory of offloaded tensors is released, so that later work, which waits for their copies, can use it.
     ForwardDone,
     /// The sizes of tensors change from here on, outside sections, as between training and evaluation or sampling: memory that waits for tensors of
-    /// the sizes before is freed where it may be much. What is kept of weights stays, and so does pinned memory of the host.
+    /// the sizes before is freed where it may be much. Converted weights stay, and so does pinned memory of the host.
     NewSizes,
     /// Whether tensor sizes differ in every pass from here on, as those of experts do. A backend that keeps memory for tensors of
     /// equal size then rounds sizes up, so that few different sizes occur.

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::thread;
 
 /// Lines of an answer that are kept at its begin and at its end.
-const MOST_LINES: usize = 5;
+const MAX_LINES: usize = 5;
 /// What follows numbers that vary.
 const VARYING: [&str; 4] = [" tokens/s", " s on ", "s left", " GiB"];
 
@@ -119,8 +119,8 @@ fn shortened(printed: &str) -> String {
     // A blank keeps printed lines apart from headings and commands.
     let apart = |line: String| if line.starts_with(['#', '$']) { format!(" {line}") } else { line };
     let lines: Vec<String> = printed.lines().map(without_numbers_of_the_run).map(apart).collect();
-    let (begin, end) = match lines.len() > 2 * MOST_LINES {
-        true => (&lines[..MOST_LINES], &lines[lines.len() - MOST_LINES..]),
+    let (begin, end) = match lines.len() > 2 * MAX_LINES {
+        true => (&lines[..MAX_LINES], &lines[lines.len() - MAX_LINES..]),
         false => (&lines[..], &lines[lines.len()..]),
     };
     let left_out = lines.len() - begin.len() - end.len();

@@ -250,7 +250,7 @@ pub fn read_prompts(path: &Path) -> Result<Vec<String>, RunError> {
         let record = record.map_err(DataError::from)?;
         if is_json && !record.fields.contains_key(key) {
             let keys = record.fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-            let problem = format!("expected the key \"prompt\", found {keys}: --input takes one prompt a line");
+            let problem = format!("expected the key \"prompt\", found {keys}: --input takes one prompt per line");
             return Err(RunError::Refused(format!("{}: {problem}", record.place)));
         }
         match RecordFormat::Text.parse(&record.fields, &names, &record.place).map_err(DataError::from)? {
