@@ -301,5 +301,8 @@ mod tests {
         assert!(stopped.trim_end().len() < whole.trim_end().len() && whole.starts_with(stopped.trim_end()));
         let full = say(&request(8), "Spell stove backwards, and then a lot of other words.\n", false);
         assert!(full.contains("room for 8") && full.contains(": --context"), "{full}");
+        let full =
+            say(&request(64), "Spell stove backwards.\nSpell stove backwards, and then a lot of other words.\n", false);
+        assert!(full.contains("room for 64") && full.contains("/reset"), "{full}");
     }
 }

@@ -28,9 +28,7 @@ impl Installed {
             symlink(checkout.join(name), at(share).join(name)).unwrap();
         }
         let program = at(program).join("firebrick");
-        let built = env!("CARGO_BIN_EXE_firebrick-under-test");
-        // A hard link is quick, where both are on one disk; a symbolic one would lead back to the build.
-        fs::hard_link(built, &program).or_else(|_| fs::copy(built, &program).map(drop)).unwrap();
+        link_program(&program);
         Self { root, program }
     }
 
@@ -60,6 +58,13 @@ impl Installed {
         assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
         text(&output.stdout)
     }
+}
+
+/// Puts the program under test at a path away from its build, next to which it finds recipes and assets.
+pub(crate) fn link_program(to: &Path) {
+    let built = env!("CARGO_BIN_EXE_firebrick-under-test");
+    // A hard link is quick, where both are on one disk; a symbolic one would lead back to the build.
+    fs::hard_link(built, to).or_else(|_| fs::copy(built, to).map(drop)).unwrap();
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -11,6 +11,8 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::thread;
 
+use super::installed::link_program;
+
 /// Lines of an answer that are kept at its begin and at its end.
 const MAX_LINES: usize = 5;
 /// What follows numbers that vary.
@@ -23,10 +25,8 @@ fn answers_to_mistakes_are_as_recorded() {
     let recorded = fs::read_to_string(&file).unwrap();
     // A line that begins with `#` begins a part: a heading, or a case.
     let parts = format!("\n{recorded}").split("\n#").skip(1).map(|part| format!("#{part}\n")).collect::<Vec<_>>();
-    // Recipes and assets are found next to a program, so it is linked away from the checkout.
     let program = tempfile::tempdir().unwrap();
-    let (built, linked) = (env!("CARGO_BIN_EXE_firebrick-under-test"), program.path().join("firebrick"));
-    fs::hard_link(built, &linked).or_else(|_| fs::copy(built, &linked).map(drop)).unwrap();
+    link_program(&program.path().join("firebrick"));
     let answers = Mutex::new(vec![None; parts.len()]);
     let waiting = Mutex::new(parts.iter().enumerate());
     thread::scope(|scope| {
@@ -59,20 +59,20 @@ fn answered(program: &Path, base: &Path, part: &str) -> String {
     }
     let root = tempfile::tempdir().unwrap();
     let at = |path: &str| root.path().join(path);
-    for folder in ["home", "work"] {
+    for folder in ["user", "here"] {
         fs::create_dir(at(folder)).unwrap();
     }
-    prepare(base, &at("work"));
+    prepare(base, &at("here"));
     // Commands share a shell; a control character and the status end what each of them printed.
     let script: String =
         commands.iter().fold(String::new(), |script, command| script + command + "\nprintf '\\001%d\\n' $?\n");
     fs::write(at("script"), script).unwrap();
     let output = Command::new("sh")
         .args(["-c", "exec 2>&1; . ../script"])
-        .current_dir(at("work"))
+        .current_dir(at("here"))
         .env_clear()
         .env("PATH", format!("{}:/usr/bin:/bin", program.display()))
-        .envs([("HOME", at("home")), ("FIREBRICK_CACHE", at("cache"))])
+        .envs([("HOME", at("user")), ("FIREBRICK_CACHE", at("cache"))])
         .envs([("NO_COLOR", "1"), ("HF_ENDPOINT", "http://127.0.0.1:9"), ("LANG", "C.UTF-8")])
         .stdin(Stdio::null())
         .output()

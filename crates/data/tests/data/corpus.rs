@@ -206,6 +206,8 @@ fn bad_cells_are_counted_wherever_they_are() {
             assert!(report.contains(words), "{words:?} is not in {report}");
         }
     }
+    let refused = refuses(format!("{CHAT}\n{null}\n"), &["1 of 2 records (50.0 %)", "found null"]);
+    assert!(matches!(refused, DataError::TooManyBadRows { .. }));
 }
 
 #[test]

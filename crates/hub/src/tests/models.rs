@@ -65,6 +65,15 @@ fn a_model_has_the_layout_of_huggingface_hub() {
 }
 
 #[test]
+fn a_description_says_how_large_the_weights_are() {
+    let hub = hub_with_model();
+    let client = Client::new(&hub);
+    let model = client.hub().model(&id("org/tiny"), Need::Description).unwrap();
+    assert_eq!((names(&model.folder).len(), model.missing_bytes), (3, 5000));
+    assert!(!model.folder.join("model.safetensors").exists());
+}
+
+#[test]
 fn shards_are_those_that_the_index_names_and_all_must_be_there() {
     let hub = ImitatedHub::new(TOKEN);
     let index: &[u8] =
