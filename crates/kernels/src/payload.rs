@@ -59,10 +59,8 @@ impl<B: Backend> Payload<B> {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Values(values) => values.to_data().as_bytes().to_vec(),
-            // Not every backend can read back bytes, but all can read i32.
             Self::Codes(codes) if codes.dtype().size() == 1 => {
-                let codes = codes.clone().cast(IntDType::I32).into_data().convert::<u8>();
-                codes.into_vec().expect("codes were just converted to bytes")
+                self.to_data().convert::<u8>().into_vec().expect("codes were just converted to bytes")
             }
             Self::Codes(words) => words.to_data().as_bytes().to_vec(),
         }
@@ -80,6 +78,14 @@ impl<B: Backend> Payload<B> {
 }
 
 impl<B: Backend, const D: usize> Payload<B, D> {
+    /// Copies it to the host; codes as words where they are bytes, because not every backend can read back bytes. Waits for the device.
+    pub fn to_data(&self) -> TensorData {
+        match self {
+            Self::Values(values) => values.to_data(),
+            Self::Codes(codes) => codes.clone().cast(IntDType::I32).into_data(),
+        }
+    }
+
     /// Returns the values.
     ///
     /// # Panics

@@ -12,14 +12,14 @@ mod memory;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread::sleep;
+use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use burn_tensor::DType;
+use burn_tensor::{DType, Tensor, TensorData};
 use firebrick_kernels::backends::cuda::{RowScaling, scale_rows, use_graphs, watch_burn_operations};
 use firebrick_kernels::backends::{BackendKind, Cuda};
-use firebrick_kernels::{GemmFormat, Recompute, RunShape, Session};
+use firebrick_kernels::{GemmFormat, MemoryOps, Payload, Recompute, RunShape, Session};
 use firebrick_model::{BatchLimits, GenerateOptions, PassOptions, Sampler};
 use firebrick_tests::{FAMILIES, FROZEN, MIXTURES, NF4, TRAINED, load_in, packed, some_in_turn, trainer};
 use firebrick_trainer::run::step::Trainer;
@@ -105,6 +105,11 @@ fn plans_grow_with_tokens_as_allocations_do() {
         &[COUNTS],
         memory::plans_grow_with_tokens_as_allocations_do,
     );
+}
+
+#[test]
+fn tensors_that_are_read_alongside_a_run_are_whole_and_in_order() {
+    over_null_cuda("tensors_that_are_read_alongside_a_run_are_whole_and_in_order", &["9.0"], &[COUNTS], read_alongside);
 }
 
 /// Release builds leave bytes of arguments undefined.
@@ -258,6 +263,25 @@ fn steps_in_a_fixed_order() {
     assert!(fixed > 0 && (fixed == free) == is_hopper, "{fixed} calls of cuDNN in a fixed order, {free} in any");
     assert_eq!(step(true, of_several).3, 0);
     Cuda::open(&device, &RunShape::default());
+}
+
+/// Reads tensors of several pieces and of parts of one, in several formats.
+fn read_alongside() {
+    BackendKind::Cuda.probe().expect("the libraries are found");
+    let device = Cuda::device_of(0);
+    let values = |count: usize| TensorData::new((0..count).map(|index| index as f32).collect::<Vec<_>>(), [count]);
+    let (narrow, codes) = (values(1001).convert_dtype(DType::BF16), TensorData::new(vec![7_u8; 515], [515]));
+    let expected = [values(5), values(20 << 20), narrow, values(8 << 20), codes, values(3)];
+    let of = |data: &TensorData| match data.dtype {
+        DType::U8 => Payload::Codes(Tensor::from_data(data.clone(), (&device, DType::U8))),
+        dtype => Payload::Values(Tensor::<Cuda, 1>::from_data(data.clone(), (&device, dtype))),
+    };
+    let tensors = expected.iter().map(of).collect();
+    let mut got = Vec::new();
+    scope(|scope| {
+        scope.spawn(|| Cuda::read_alongside(tensors, |data| got.push(data)));
+    });
+    assert!(got == expected);
 }
 
 fn steps_in_8_bit_floats() {

@@ -89,8 +89,7 @@ impl<B: Backend> Offloaded<B> {
     /// Copies the values to the host; the tensor itself does not move. Waits for the device.
     pub fn to_data(&self) -> TensorData {
         match &self.held {
-            Held::Device(Payload::Values(values)) => values.to_data(),
-            Held::Device(Payload::Codes(codes)) => codes.to_data(),
+            Held::Device(x) => x.to_data(),
             Held::Elsewhere(kept) => kept.to_data(),
         }
     }

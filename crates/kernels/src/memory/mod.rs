@@ -87,6 +87,12 @@ pub trait MemoryOps: Session {
         Self::pause(&x.device(), || x.into_data().iter::<i32>().collect())
     }
 
+    /// Copies tensors to the host, by any thread that is in no section, also while another one is. `arrived` gets their values in order, and each
+    /// tensor is dropped once it is copied: until then, sections that change its values give their own tensor new memory.
+    fn read_alongside(tensors: Vec<Payload<Self>>, mut arrived: impl FnMut(TensorData)) {
+        tensors.into_iter().for_each(|tensor| arrived(tensor.to_data()));
+    }
+
     /// Starts to copy values `[1]` f32 to the host. The host waits only when it reads them, and not for work queued
     /// after this call. This default body reads only when the values are waited for, after everything queued by then.
     ///

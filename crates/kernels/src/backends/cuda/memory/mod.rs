@@ -1,8 +1,9 @@
-//! Memory on CUDA: pinned host buffers, uploads from them, and deferred readbacks.
+//! Memory on CUDA: pinned host buffers, uploads from them, deferred readbacks, and tensors that are read while steps go on (`alongside.rs`).
 //!
 //! An upload's buffer returns to the pool when its copy is done. Offloading to pinned host memory, prefetching and
 //! restoring are operations of a section; `host_copies.rs` describes the streams and their order.
 
+mod alongside;
 pub(super) mod host_copies;
 mod pinned;
 pub(super) mod planned;
@@ -102,6 +103,10 @@ impl MemoryOps for Cuda {
             let x = device.int_matrix(x);
             check("reading numbers", device.copies.integers(device.stream(), &x))
         })
+    }
+
+    fn read_alongside(tensors: Vec<Payload<Self>>, arrived: impl FnMut(TensorData)) {
+        alongside::read(tensors.into_iter().map(|tensor| primitive(tensor).0), arrived);
     }
 
     fn read_later(values: Vec<Tensor<Self, 1>>) -> Readback {
