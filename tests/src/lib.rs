@@ -22,9 +22,9 @@ pub use curve::loss_curves;
 pub use custom_loss::{preference_loss, z_loss};
 pub use golden::{Golden, largest_difference, relative_difference};
 pub use model::{
-    FROZEN, NF4, POSITIONS, TRAINED, batch, every_next_token, host, host_gradients, load, load_divided, load_in,
-    loss_and_gradients, loss_and_scaled_gradients, loss_options, numbers_and_gradients, packed, trainer, trainer_of,
-    upload,
+    FROZEN, NF4, POSITIONS, TRAINED, assert_held_is_of_its_step, batch, every_next_token, host, host_gradients, load,
+    load_divided, load_in, loss_and_gradients, loss_and_scaled_gradients, loss_options, numbers_and_gradients, packed,
+    trainer, trainer_of, upload,
 };
 pub use recipe::{
     NEW, NEWEST, checkpoint_folder, finish, finish_traced, metrics, one_step, recipe, refusal, snapshot, step_losses,

@@ -3,13 +3,16 @@
 //! Trade-off: models compute in f32, so that their numbers compare with the golden files, unless a test names another format.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::thread::spawn;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels};
 use firebrick_model::peft::{TensorF32, grow_for_adapter, read_adapter_config};
 use firebrick_model::{
-    BaseStorage, BuildOptions, Decoder, Division, HfFolder, LossOptions, MicroBatch, PassOptions, read_config,
+    BaseStorage, BuildOptions, Companions, Decoder, Division, HfFolder, LossOptions, MicroBatch, PassOptions,
+    read_config,
 };
 use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind, TrainedWeights};
 use firebrick_parallel::Ranks;
@@ -17,6 +20,7 @@ use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_trainer::run::step::{StepSettings, Trainer};
 
 use crate::fixture;
+use crate::recipe::snapshot;
 
 /// Number of positions in the rotary tables of the models loaded here.
 pub const POSITIONS: usize = 128;
@@ -151,6 +155,36 @@ pub fn loss_and_scaled_gradients<B: Kernels>(
     let (numbers, mut gradients) = numbers_and_gradients(model, &upload(model, batch), pass, options);
     gradients.values_mut().flatten().for_each(|value| *value /= scale);
     (numbers[0], gradients)
+}
+
+/// Checks that a checkpoint that is held on the device has the values of its step, though steps go on before it is read and meanwhile. `folder` is
+/// empty.
+pub fn assert_held_is_of_its_step<B: Kernels>(dtype: DType, folder: &Path) {
+    let pass = PassOptions::default();
+    let mut trainer = trainer::<B>("tiny-llama", None, TRAINED, dtype, GemmFormat::Compute, pass);
+    let batch = [packed(&[&[1, 5, 10, 7, 3, 8, 2, 4]])];
+    let step = |trainer: &mut Trainer<B>| trainer.step(&batch).expect("one rank reaches itself").read();
+    step(&mut trainer);
+    let companions = Companions { from: fixture("tiny-llama"), ..Companions::default() };
+    let [copied, held, later] = ["copied", "held", "later"].map(|name| folder.join(name));
+    let save = |trainer: &Trainer<B>, to: &Path| {
+        let saved = trainer.model.save_model(Default::default(), to, FloatType::F32, Some(&companions), None);
+        saved.expect("the model is written");
+    };
+    save(&trainer, &copied);
+    let state = trainer.optimizer.save();
+    let (read, write, to) = (trainer.optimizer.hold(), trainer.model.snapshot(None, &companions, true), held.clone());
+    step(&mut trainer);
+    let thread = spawn(move || (read(), write(&to)));
+    for _ in 0..3 {
+        step(&mut trainer);
+    }
+    let (held_state, written) = thread.join().expect("no panic");
+    written.expect("the held model is written");
+    save(&trainer, &later);
+    assert!(held_state == state && trainer.optimizer.save() != state, "optimizer state");
+    let [copied, held, later] = [copied, held, later].map(|folder| snapshot(&folder));
+    assert!(held == copied && later != copied, "weights");
 }
 
 /// Returns the numbers of an uploaded batch, and its gradients by the names of the tensors on disk.

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use firebrick_arch::{ModelConfig, lora_tensor_names};
-use firebrick_kernels::memory::convert_while_reading;
 use firebrick_kernels::memory::prefetch::Schedule;
-use firebrick_kernels::{Kernels, Parameter};
+use firebrick_kernels::{Kernels, Parameter, Payload};
 
 use crate::checkpoint::write::companions::Companions;
 use crate::decoder::Decoder;
@@ -130,7 +129,7 @@ impl<B: Kernels> Decoder<B> {
 
     /// Copies the tensors of an adapter's file to the host.
     pub(crate) fn adapter_tensors(&self) -> BTreeMap<String, TensorF32> {
-        let mut tensors = self.host_tensors(self.parameters());
+        let mut tensors = self.hold(self.parameters())();
         for linear in self.layers.iter().flat_map(|layer| layer.linears()) {
             let starts = linear.lora.iter().flat_map(|lora| &lora.starts);
             linear.lora_paths().into_iter().zip(starts).for_each(|(path, start)| {
@@ -140,18 +139,24 @@ impl<B: Kernels> Decoder<B> {
         tensors
     }
 
-    /// Copies parameters to the host in f32, by their names in files.
-    pub(crate) fn host_tensors(&self, parameters: Vec<&Parameter<B>>) -> BTreeMap<String, TensorF32> {
+    /// Returns what copies parameters as they are now to the host in f32, by their names in files. Another thread may call it while steps go on, which
+    /// give what they change new memory.
+    pub(crate) fn hold(
+        &self,
+        parameters: Vec<&Parameter<B>>,
+    ) -> impl FnOnce() -> BTreeMap<String, TensorF32> + Send + use<B> {
         let parts = self.stored_parts();
-        let read = parameters.into_iter().map(|parameter| {
-            let Parameter { name, shape, value, .. } = parameter;
-            (name.to_string(), shape.clone(), value.to_data())
-        });
-        let stored = convert_while_reading(read, |(name, shape, data)| {
-            let values = data.convert::<f32>().into_vec::<f32>().expect("just converted to f32");
-            parts.divided(name, TensorF32 { shape, values })
-        });
-        stored.into_iter().flatten().collect()
+        let named: Vec<_> = parameters.iter().map(|held| (held.name.to_string(), held.shape.clone())).collect();
+        let held = parameters.into_iter().map(|parameter| Payload::Values(parameter.value.clone())).collect();
+        move || {
+            let (mut named, mut tensors) = (named.into_iter(), BTreeMap::new());
+            B::read_alongside(held, |data| {
+                let (name, shape) = named.next().expect("each tensor has a name");
+                let values = data.convert::<f32>().into_vec::<f32>().expect("just converted to f32");
+                tensors.extend(parts.divided(name, TensorF32 { shape, values }));
+            });
+            tensors
+        }
     }
 }
 

@@ -1,7 +1,9 @@
-//! A copy in host memory of the weights that train, which any thread can write while the model trains on.
+//! The weights that train as they are now, which any thread can write while the model trains on: a copy in host memory, or tensors on the device from
+//! which that thread makes one.
 //!
 //! Trade-off: as much host memory as the weights have bytes in f32, given back tensor by tensor while a whole model is written.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use firebrick_kernels::Kernels;
@@ -14,24 +16,27 @@ use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::peft::LoraConfig;
 
-/// Writes copied weights, with their companions, as a folder.
+/// Writes such weights, with their companions, as a folder.
 pub type WriteWeights = Box<dyn FnOnce(&Path) -> Result<(), ModelError> + Send>;
 
 impl<B: Kernels> Decoder<B> {
     /// Copies the weights that train to the host: those of an adapter with these settings, or every weight. Waits for the device, so the thread that
-    /// owns the device calls it. Returns what writes the folder of [`Decoder::save_adapter`] or, in f32 and without a base, [`Decoder::save_model`].
+    /// owns the device calls it; if `holds`, every weight is left to the thread that writes, and is held on the device until it has copied them.
+    /// Returns what writes the folder of [`Decoder::save_adapter`] or, in f32 and without a base, [`Decoder::save_model`].
     ///
     /// # Panics
     /// If part of a whole model is frozen, or ranks divide it: then when it is written.
-    pub fn snapshot(&self, adapter: Option<&LoraConfig>, companions: &Companions) -> WriteWeights {
+    pub fn snapshot(&self, adapter: Option<&LoraConfig>, companions: &Companions, holds: bool) -> WriteWeights {
         let (config, companions) = (self.config.clone(), companions.clone());
         if let Some(lora) = adapter.cloned() {
             let tensors = self.adapter_tensors();
             return Box::new(move |dir| write_adapter_folder(dir, &lora, &config, &tensors, Some(&companions)));
         }
-        let mut tensors = self.host_tensors(self.parameters().into_iter().chain(self.router_vectors()).collect());
+        let read = self.hold(self.parameters().into_iter().chain(self.router_vectors()).collect());
+        let (held, copied) = if holds { (Some(read), BTreeMap::new()) } else { (None, read()) };
         let untrained = self.untrained(FloatType::F32);
         Box::new(move |dir| {
+            let mut tensors = held.map_or(copied, |read| read());
             write_hf_folder(dir, &config, FloatType::F32, Some(&companions), None, |name| {
                 let trained = || tensors.remove(name).map(|tensor| Ok(Fetched::Values(tensor.values)));
                 untrained(name)

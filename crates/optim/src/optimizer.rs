@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::Role;
-use firebrick_kernels::memory::convert_while_reading;
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{GradientMap, Kernels, Parameter, rounding_key};
 
@@ -301,9 +300,25 @@ impl<B: Kernels> Optimizer<B> {
 
     /// Returns a copy of the state by name, all of it in host memory. Waits for the device.
     pub fn save(&self) -> StateDict {
-        let fetched = self.saved().map(|tensor| (tensor.fetch(), tensor.is_bytes, tensor.name));
-        let named = |(data, is_bytes, name)| (name, HostTensor::from_fetched::<B>(data, is_bytes));
-        convert_while_reading(fetched, named).into_iter().collect()
+        let fetch = |tensor: SavedTensor<'_, B>| HostTensor::from_fetched::<B>(tensor.fetch(), tensor.is_bytes);
+        self.saved().map(|tensor| (tensor.name.clone(), fetch(tensor))).collect()
+    }
+
+    /// Returns what copies the state as it is now to the host. Another thread may call it while steps go on, which give what they change new memory.
+    ///
+    /// # Panics
+    /// If some state is paged.
+    pub fn hold(&self) -> impl FnOnce() -> StateDict + Send + use<B> {
+        let held = self.saved().map(|tensor| (tensor.held(), (tensor.is_bytes, tensor.name)));
+        let (tensors, named): (Vec<_>, Vec<_>) = held.unzip();
+        move || {
+            let (mut named, mut state) = (named.into_iter(), StateDict::new());
+            B::read_alongside(tensors, |data| {
+                let (is_bytes, name) = named.next().expect("each tensor has a name");
+                state.insert(name, HostTensor::from_fetched::<B>(data, is_bytes));
+            });
+            state
+        }
     }
 
     /// Takes over a saved state for all parameters of the run, after `steps` steps.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use burn_tensor::{BasicOps, DType, Int, IntDType, Tensor, TensorData};
+use burn_tensor::{BasicOps, DType, Int, Tensor, TensorData};
 use firebrick_kernels::{Kernels, Offloaded, Payload};
 
 /// Smaller state tensors stay on the device, as in bitsandbytes: copying them would cost more than it saves.
@@ -62,9 +62,19 @@ impl<B: Kernels> SavedTensor<'_, B> {
     pub(crate) fn fetch(&self) -> TensorData {
         match self.stored {
             StoredTensor::Paged(paged) => paged.to_data(),
-            StoredTensor::Resident(StateTensor::F32(values)) => values.to_data(),
-            // Not every backend can read bytes back, but all can read i32.
-            StoredTensor::Resident(StateTensor::Codes(codes)) => codes.clone().cast(IntDType::I32).into_data(),
+            StoredTensor::Resident(_) => self.held().to_data(),
+        }
+    }
+
+    /// Returns a handle of it, which keeps its values.
+    ///
+    /// # Panics
+    /// If it is paged.
+    pub(crate) fn held(&self) -> Payload<B> {
+        match self.stored {
+            StoredTensor::Resident(StateTensor::F32(values)) => Payload::Values(values.clone()),
+            StoredTensor::Resident(StateTensor::Codes(codes)) => Payload::Codes(codes.clone()),
+            StoredTensor::Paged(_) => panic!("{} is paged", self.name),
         }
     }
 }

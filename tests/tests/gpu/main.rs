@@ -48,9 +48,9 @@ use firebrick_model::{BaseStorage, BuildOptions, Decoder, ModelConfig, PassOptio
 use firebrick_precision::QuantFormat;
 use firebrick_precision::difference::largest_difference;
 use firebrick_tests::{
-    FAMILIES, FROZEN, Golden, MIXTURES, NEW, NEWEST, NF4, TRAINED, checkpoint_folder, finish, finish_traced, fixture,
-    host, host_gradients, load, loss_and_scaled_gradients, metrics, one_step, packed, preference_loss, recipe,
-    relative_difference, snapshot, some_in_turn, step_losses, upload,
+    FAMILIES, FROZEN, Golden, MIXTURES, NEW, NEWEST, NF4, TRAINED, assert_held_is_of_its_step, checkpoint_folder,
+    finish, finish_traced, fixture, host, host_gradients, load, loss_and_scaled_gradients, metrics, one_step, packed,
+    preference_loss, recipe, relative_difference, snapshot, some_in_turn, step_losses, upload,
 };
 use firebrick_trainer::run::peaks::measure_peaks;
 use firebrick_trainer::run::trace::TraceSteps;
@@ -203,6 +203,16 @@ fn ten_steps_in_f16_with_loss_scaling_have_the_losses_of_the_cpu() {
         for (changes, tolerance) in [(&["bnb_4bit={}"][..], 1e-2), (&["bnb_4bit=", "lora=", "mode=full"], 3e-2)] {
             assert_agrees(&[changes, &["compute=float16"]].concat(), tolerance);
         }
+    }
+}
+
+#[test]
+fn a_checkpoint_that_is_held_while_steps_go_on_has_the_bytes_of_one_that_they_wait_for() {
+    if has_card() {
+        let folders = [(); 2].map(|()| tempdir().unwrap());
+        [DType::F32, half()].into_iter().zip(&folders).for_each(|(dtype, folder)| {
+            assert_held_is_of_its_step::<Cuda>(dtype, folder.path());
+        });
     }
 }
 

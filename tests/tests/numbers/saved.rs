@@ -14,7 +14,7 @@ use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::{read_adapter, read_adapter_config};
 use firebrick_model::{BuildOptions, Companions, Decoder, HfFolder, LoraConfig, Merge, ModelConfig, merge_adapter};
 use firebrick_precision::FloatType;
-use firebrick_tests::{FAMILIES, FROZEN, TRAINED, fixture, golden_file, load, snapshot};
+use firebrick_tests::{FAMILIES, FROZEN, TRAINED, assert_held_is_of_its_step, fixture, golden_file, load, snapshot};
 use firebrick_trainer::run::generate::LoadOptions;
 use serde_json::{Map, Value};
 use tempfile::tempdir;
@@ -251,4 +251,10 @@ fn merged_adapters_of_every_family_give_the_logits_of_peft() {
     for family in FAMILIES {
         assert_merged(&format!("{family}-lora"), family);
     }
+}
+
+#[test]
+fn a_checkpoint_that_is_held_while_steps_go_on_has_the_bytes_of_one_that_they_wait_for() {
+    let folder = tempdir().unwrap();
+    assert_held_is_of_its_step::<Flex>(DType::F32, folder.path());
 }

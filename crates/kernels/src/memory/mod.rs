@@ -11,9 +11,6 @@ pub mod prefetch;
 pub mod training_shape;
 pub mod work;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-
 use burn_tensor::{DType, Int, Tensor, TensorData};
 
 use crate::payload::Payload;
@@ -107,30 +104,6 @@ pub trait MemoryOps: Session {
 /// Returns ranges of the first axis of values, as [`MemoryOps::slices`] does.
 pub fn slices<B: MemoryOps, const D: usize>(x: Tensor<B, D>, ranges: &[(usize, usize)]) -> Vec<Tensor<B, D>> {
     B::slices(Payload::Values(x), ranges).into_iter().map(Payload::into_values).collect()
-}
-
-/// Converts values on rayon's threads while this thread, which owns the device, reads the next ones from it: what a backend reads into its pinned
-/// memory is copied out of it. While they are all busy this thread converts too, so that few values wait. Returns the results in any order.
-pub fn convert_while_reading<R: Send, T: Send>(
-    reads: impl Iterator<Item = R>,
-    convert: impl Fn(R) -> T + Sync,
-) -> Vec<T> {
-    let (converted, waiting) = (Mutex::new(Vec::new()), AtomicUsize::new(0));
-    let keep = &|read: R| {
-        let value = convert(read);
-        converted.lock().unwrap_or_else(PoisonError::into_inner).push(value);
-        waiting.fetch_sub(1, Ordering::Relaxed);
-    };
-    rayon::in_place_scope(|scope| {
-        for read in reads {
-            if waiting.fetch_add(1, Ordering::Relaxed) < rayon::current_num_threads() {
-                scope.spawn(move |_| keep(read));
-            } else {
-                keep(read);
-            }
-        }
-    });
-    converted.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Concatenates the bytes of buffers from the default [`MemoryOps::host_buffer`].

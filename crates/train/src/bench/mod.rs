@@ -108,7 +108,7 @@ fn planned_and_measured(
         counted(micro_batch, "row"),
         counted(warmup, "step")
     ));
-    let saved = ["saved to", "checkpoints", "evaluation", "copy to save", "disk"];
+    let saved = ["saved to", "checkpoints", "evaluation", "copy to save", "held to save", "disk"];
     let plan_text = plan.to_string();
     let is_saved =
         |line: &str| line.strip_prefix("  ").is_some_and(|row| saved.iter().any(|name| row.starts_with(name)));

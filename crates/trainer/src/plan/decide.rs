@@ -3,7 +3,7 @@
 use firebrick_arch::{LongRopeFactors, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::memory::human_bytes;
-use firebrick_kernels::{GemmFormat, TRAINED_BYTES, step_work};
+use firebrick_kernels::{BackendKind, GemmFormat, TRAINED_BYTES, step_work};
 
 use crate::config::{RunConfig, ZeroStage};
 use crate::error::RunError;
@@ -282,6 +282,24 @@ pub(super) fn snapshot(made: &Made<'_>) -> Chosen<u64> {
         return Chosen::new(0, why);
     }
     Chosen::new(bytes, format!("in host memory, from where a thread writes it while steps go on: {what}"))
+}
+
+/// Returns the bytes of a card that a checkpoint of a whole model holds until it is copied to the host: steps that go on write to new memory meanwhile.
+pub(super) fn held(made: &Made<'_>) -> Option<Chosen<u64>> {
+    let is_whole = made.wish.lora.is_none() && made.training.paged_bytes == 0;
+    // In unified memory the copy is made as soon as it would be held.
+    let is_apart = made.case.card().is_some_and(|card| !card.unified_memory);
+    if made.backend.value != BackendKind::Cuda || !is_whole || !is_apart || snapshot(made).value == 0 {
+        return None;
+    }
+    let bytes = made.training.trained_bytes(&made.wish.model.spec)[0] + made.training.optimizer_bytes;
+    let left = made.case.left(&made.training);
+    let [held, free] = [bytes, left].map(human_bytes);
+    let (value, why) = match bytes <= left {
+        true => (bytes, format!("more on the card, of {free} left, until a thread has copied a checkpoint")),
+        false => (0, format!("steps wait until a checkpoint is copied: to hold {held} more, the card has {free} left")),
+    };
+    Some(Chosen::new(value, why))
 }
 
 #[cfg(all(test, feature = "flex"))]

@@ -253,6 +253,9 @@ plan! {
     host_memory_bytes: Chosen<u64> = decide::host_memory(made), shown "host memory" as some_bytes;
     /// Bytes of host memory in which a checkpoint waits until it is written, while steps go on; 0: steps wait.
     snapshot_bytes: Chosen<u64> = decide::snapshot(made), shown "copy to save" as some_bytes;
+    /// Bytes on the card that a checkpoint holds until a thread has copied them, in addition to `memory_bytes`, while steps go on; 0: steps wait for the
+    /// copy. None where that is no question.
+    held_bytes: Option<Chosen<u64>> = decide::held(made), shown "held to save" as bytes;
     /// Bytes of the run folder at its largest.
     disk_bytes: Chosen<u64> = made.disk[1].clone(), shown "disk" as bytes;
 

@@ -168,16 +168,18 @@ pub struct Snapshot<'a, B: Kernels> {
     pub state: &'a RunState,
     /// Text files: name and content.
     pub texts: &'a [(&'a str, String)],
+    /// Whether what steps will change is held on the device until it is copied, if they go on.
+    pub holds: bool,
 }
 
-/// Writes what is left of a checkpoint that has begun; other ranks may add their parts before it is committed. It needs no device, so any thread can
-/// call it. After an error nothing of the checkpoint is left.
+/// Writes what is left of a checkpoint that has begun; other ranks may add their parts before it is committed. Any thread can call it. After an error
+/// nothing of the checkpoint is left.
 pub type Finish = Box<dyn FnOnce() -> Result<CheckpointWriter, RunError> + Send>;
 
 impl<B: Kernels> Snapshot<'_, B> {
-    /// Begins a checkpoint. `keep` are those that stay until it is complete. If steps go on, what they will change is copied to host memory, except
-    /// for optimizer state of which a part waits there already: it is written now, as all is if steps wait, with one tensor in host memory at a
-    /// time.
+    /// Begins a checkpoint. `keep` are those that stay until it is complete. If steps go on, what they will change is copied to host memory, or held
+    /// on the device until [`Finish`] copies it, except for optimizer state of which a part waits in host memory already: it is written now, as all is
+    /// if steps wait, with one tensor in host memory at a time.
     ///
     /// # Errors
     /// A disk that is full or refuses; nothing of the checkpoint is left then.
@@ -188,19 +190,22 @@ impl<B: Kernels> Snapshot<'_, B> {
         make_room(run_folder, bytes, keep)?;
         let writer = CheckpointWriter::begin(run_folder, self.state.step, bytes)?;
         let SavedWeights { adapter, companions } = self.weights;
-        let weights = steps_go_on.then(|| self.model.snapshot(adapter.as_ref(), companions));
+        let weights = steps_go_on.then(|| self.model.snapshot(adapter.as_ref(), companions, self.holds));
         if !steps_go_on {
             self.weights.write(self.model, self.collected, &writer.file(""), FloatType::F32, None)?;
         }
-        let held = (steps_go_on && self.optimizer.paged_bytes() == 0).then(|| self.optimizer.save());
-        if held.is_none() {
+        let read = (steps_go_on && self.optimizer.paged_bytes() == 0).then(|| self.optimizer.hold());
+        if read.is_none() {
             write_from_device(&writer.file(OPTIMIZER), self.optimizer)?;
         }
+        let (held, copied) = if self.holds { (read, None) } else { (None, read.map(|read| read())) };
         let path = self.weights.path_in(&writer.file(""));
         let state = serde_json::to_string_pretty(self.state).expect("a state of plain fields is expressible as JSON");
         let texts = self.texts.iter().map(|(name, text)| ((*name).to_owned(), text.clone()));
         let texts: Vec<_> = texts.chain([(STATE.to_owned(), state)]).collect();
         Ok(Box::new(move || -> Result<CheckpointWriter, RunError> {
+            // Nothing is written until nothing is held on the device.
+            let copied = copied.or_else(|| held.map(|read| read()));
             if let Some(write) = weights {
                 write(&path).map_err(|error| RunError::from(error).of_disk(&writer.file("")))?;
             }
@@ -208,7 +213,7 @@ impl<B: Kernels> Snapshot<'_, B> {
             if let Some(delay) = env::var("FIREBRICK_SAVE_DELAY_MS").ok().and_then(|delay| delay.parse().ok()) {
                 thread::sleep(Duration::from_millis(delay));
             }
-            if let Some(state) = held {
+            if let Some(state) = copied {
                 write_held(&writer.file(OPTIMIZER), &state)?;
             }
             for (name, text) in texts {

@@ -1,6 +1,7 @@
 //! The files of a run: checkpoints, and at its end the trained weights, the summary and the line of the report.
 //!
-//! A checkpoint from which the run goes on is copied to host memory, and a thread writes it, if the plan has room for the copy; the next one waits.
+//! A checkpoint from which the run goes on is copied to host memory, and a thread writes it, if the plan has room for the copy; the next one waits. The
+//! thread makes the copy, too, where the plan has room on the card for what it copies.
 //! Trade-off: the trained weights are written once more next to the last checkpoint, which contains them too.
 
 use std::path::PathBuf;
@@ -156,6 +157,10 @@ impl<B: Kernels> Run<B> {
     fn write_checkpoint(&mut self, collected: CollectedWeights, goes_on: Option<bool>) -> Result<(), RunError> {
         let copies = self.prepared.plan.snapshot_bytes.value > 0 && !self.trainer.optimizer.is_partial();
         let goes_on = goes_on.filter(|_| copies);
+        let held = self.prepared.plan.held_bytes.as_ref().filter(|_| goes_on.is_some());
+        if let Some(held) = held.filter(|held| held.value == 0 && self.waited_for_saves.is_zero()) {
+            self.console.print(&format!("step {}: {}", self.state.step, held.reason));
+        }
         let snapshot = Snapshot {
             model: &self.trainer.model,
             weights: &self.weights,
@@ -163,6 +168,7 @@ impl<B: Kernels> Run<B> {
             optimizer: &self.trainer.optimizer,
             state: &self.state,
             texts: &self.texts,
+            holds: held.is_some_and(|held| held.value > 0),
         };
         let folder = self.folder.path();
         // The best so far is the best until a better one is complete.
