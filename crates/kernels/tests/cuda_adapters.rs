@@ -17,11 +17,12 @@ use firebrick_arch::Activation;
 use firebrick_kernels::backends::cuda::Cuda;
 use firebrick_kernels::linear::reference;
 use firebrick_kernels::{
-    Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, Module, Prologue, Session, Weight, WeightGradient, WeightOps,
+    Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, Module, NormWeight, Prologue, Session, Weight,
+    WeightGradient, WeightOps,
 };
 use firebrick_precision::QuantFormat;
 
-use card::{Device, device, half};
+use card::{Device, device, half, halves};
 use noise::{host, slope_and_noise};
 
 type Matrix = Tensor<Cuda, 2>;
@@ -257,6 +258,81 @@ fn gradients_of_adapters_are_those_of_the_reference_at_every_rank() {
         for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
             let (slope, noise) = slope_and_noise(got, expected);
             assert!((slope - 1.0).abs() < 5e-3 && noise < 0.01, "{size:?} {modules:?}, {index}: {slope}, {noise}");
+        }
+    }
+}
+
+/// Computes the output of a group without a backward from given rows, from a norm of them, and from a gated activation, in this order. Weights are
+/// stored in f32, so that no number of rows is one for the kernels that read weights as they are stored.
+fn outputs<B: LinearOps>(
+    modules: &[(usize, usize)],
+    values: &[TensorData],
+    dtype: DType,
+    device: &B::Device,
+) -> [Vec<f64>; 3] {
+    let mut values = values.iter();
+    let mut next = || {
+        let values = values.next().expect("a matrix for every operand").clone();
+        Tensor::<B, 2>::from_data(values, (device, DType::F32)).cast(DType::BF16).cast(DType::F32)
+    };
+    let (x, up, norm) = (next().cast(dtype), next().cast(dtype), next());
+    let (mut group, mut first) = (Vec::new(), 0);
+    for &(width, rank) in modules {
+        let weight = Weight::Dense(next());
+        let adapter = (rank > 0).then(|| Adapter { a: next(), b: next(), scale: 2.0, magnitude: None });
+        let columns = first..first + width;
+        first += width;
+        group.push(Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter });
+    }
+    let group = Group { modules: group, parts: vec![first], gemms: GemmFormat::Compute, dropout: None, rows: None };
+    let weight = norm.clone().reshape([norm.dims()[1]]);
+    let norm = NormWeight { weight, offset: 1.0, epsilon: 1e-5, trains: false };
+    [
+        Prologue::None { x: x.clone() },
+        Prologue::Norm { x: x.clone(), norm },
+        Prologue::Gated { gate: x, up, activation: Activation::Silu },
+    ]
+    .map(|prologue| host(B::project(prologue, &group, Epilogue::None, Keep::Nothing).0.remove(0)))
+}
+
+#[test]
+fn adapters_over_few_rows_are_those_of_the_reference_after_every_prologue() {
+    let Some(device) = device() else { return };
+    // Tails of rows, ranks and columns; one part of the columns and several; the last case has more rows than these kernels take.
+    let cases: [Case; 8] = [
+        ([1, 1024], &[(512, 16), (128, 16), (128, 16)]),
+        ([8, 2312], &[(48, 3), (64, 0), (64, 5)]),
+        ([64, 4096], &[(512, 16), (128, 16), (128, 16)]),
+        ([65, 14_336], &[(256, 16)]),
+        ([83, 1032], &[(256, 24), (256, 8)]),
+        ([256, 4096], &[(256, 1)]),
+        ([256, 6144], &[(64, 100), (64, 60)]),
+        ([257, 4096], &[(256, 16)]),
+    ];
+    for ([tokens, inputs], modules) in cases {
+        let random = |shape: [usize; 2], size: f64| {
+            Tensor::<Flex, 2>::random(shape, Distribution::Normal(0.0, size), (&Default::default(), DType::F32))
+                .into_data()
+        };
+        let mut values = vec![random([tokens, inputs], 1.0), random([tokens, inputs], 1.0), random([1, inputs], 0.2)];
+        // The adapters' part is about as large as that of the base.
+        let size = 1.0 / (inputs as f64).sqrt();
+        for &(width, rank) in modules {
+            values.push(random([width, inputs], size));
+            if rank > 0 {
+                values.extend([random([rank, inputs], size), random([width, rank], 0.5 / (rank as f64).sqrt())]);
+            }
+        }
+        let expected = outputs::<Flex>(modules, &values, DType::F32, &Default::default());
+        for &dtype in halves(&device) {
+            let got = outputs::<Cuda>(modules, &values, dtype, &device);
+            let again = outputs::<Cuda>(modules, &values, dtype, &device);
+            assert!(got == again, "{modules:?}: two runs differ");
+            for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                let (slope, noise) = slope_and_noise(got, expected);
+                let what = format!("{tokens} rows of {inputs}, {modules:?}, {dtype:?}, prologue {index}");
+                assert!((slope - 1.0).abs() < 5e-3 && noise < 0.01, "{what}: slope {slope}, noise {noise}");
+            }
         }
     }
 }

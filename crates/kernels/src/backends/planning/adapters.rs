@@ -5,7 +5,7 @@
 
 use firebrick_arch::{GroupKind, LoraConfig, ModelSpec};
 
-use super::passes::{GATED_TILE, LowRankPass, gated_tokens, parts_of_tokens};
+use super::passes::{GATED_TILE, LowRankPass, gated_tokens, part_bytes, parts_of_tokens};
 use super::route::{AdapterRoute, Planned, all_planned, planned_groups};
 use super::rows::SAVED_RANKS;
 use crate::memory::training_shape::TrainingShape;
@@ -66,7 +66,11 @@ pub(super) fn low_rank_sums_bytes(model: &ModelSpec, training: &TrainingShape) -
 pub(super) fn forward_sums_bytes(model: &ModelSpec, pass: &TrainingShape) -> u64 {
     let lora = pass.lora.clone().map(|lora| LoraConfig { lora_dropout: 0.0, ..lora });
     let groups = all_planned(model, &TrainingShape { lora, ..pass.clone() });
-    4 * groups.iter().map(|group| input_sums(group, pass.tokens() as usize)).max().unwrap_or(0) as u64
+    let of_group = |group: &Planned| {
+        let of_few_rows = if group.route.may_pass_input { part_bytes(MULTIPROCESSORS) } else { 0 };
+        of_few_rows.max(4 * input_sums(group, pass.tokens() as usize))
+    };
+    groups.iter().map(of_group).max().unwrap_or(0) as u64
 }
 
 /// Counts the partial sums of the pass over a group's output gradient.

@@ -27,6 +27,11 @@ const GATED_PIECES: usize = 2;
 /// Maximum number of tiles in flight; the device cannot have more bytes of a step in flight.
 const MAX_STAGES: usize = 3;
 
+/// Ranks and rows of a block that computes `x Aᵀ` of few rows, as in `cuda/linear/adapters/low_rank_rows.cu`.
+pub(in crate::backends) const ROWS_TILE: [usize; 2] = [16, 8];
+/// Maximum number of such blocks per multiprocessor that share a tile's columns.
+pub(in crate::backends) const BLOCKS_OF_ROWS: usize = 2;
+
 /// Inputs and sums of an adapter pass: `Walk` in `cuda/linear/adapters/low_rank.cu`.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backends) struct LowRankPass {
@@ -118,6 +123,11 @@ pub(in crate::backends) fn parts_of_tokens(tokens: usize, chunks: usize, multipr
     };
     let most = (WAVES * multiprocessors / chunks).max(1);
     (1..=most).min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(1)
+}
+
+/// Returns the bytes of such blocks' sums at most: every block has a tile, and blocks of all columns have none.
+pub(in crate::backends) const fn part_bytes(multiprocessors: usize) -> usize {
+    BLOCKS_OF_ROWS * multiprocessors * ROWS_TILE[0] * ROWS_TILE[1] * 4
 }
 
 /// Returns the rank for which the pass over an output's gradient is compiled, from the ranks of a group's adapters;

@@ -25,6 +25,8 @@ const MAX_FEW_ROWS: usize = 64;
 const MAX_FEW_DENSE_ROWS: usize = 8;
 /// The same if the weights are on the device in the compute format as well.
 const MAX_FEW_KEPT_ROWS: usize = 16;
+/// Maximum rows without a backward whose adapters' `x Aᵀ` is computed in the launch that makes them.
+const MAX_LOW_RANK_ROWS: usize = 256;
 /// Inner columns that a lane of those kernels loads at once, as in `weight_values.cu`.
 const FEW_ROWS_CHUNK: usize = 32;
 /// What widths and ranks of experts must be multiples of, so that all rows lie on the 16-byte grid; and their widths in 8-bit codes.
@@ -140,6 +142,8 @@ pub(in crate::backends) struct Route {
     pub output_pass: Option<Tile>,
     /// Whether a pass over the input may compute `x Aᵀ`. The weight is materialized before that pass, because it contains A.
     pub may_pass_input: bool,
+    /// Whether rows are so few that `x Aᵀ` is computed in the launch that makes `x`, or in one like it. No other pass is over the input then.
+    pub takes_low_rank_rows: bool,
     /// The pass over an input that is copied; it computes the copy and `x Aᵀ`.
     pub copy_pass: Option<Tile>,
     /// The pass over the gate and up that the group reads, as column pieces per warp; it computes the gated activation and `x Aᵀ`.
@@ -190,7 +194,8 @@ impl Route {
         let fits_output = writes_in_vectors && !has_magnitudes && adapted.len() <= MAX_MODULES;
         let output_pass = of_tile.filter(|_| fits_output);
         let may_pass_input = is_appended && reads_whole_input && !is_stack;
-        let is_passed = may_pass_input && adapted.len() == 1;
+        let takes_low_rank_rows = may_pass_input && (1..=MAX_LOW_RANK_ROWS).contains(&forward_rows);
+        let is_passed = may_pass_input && !takes_low_rank_rows && adapted.len() == 1;
         let passes_d_a = reads_whole_input && adapted.len() == 1 && only_adapters_train && !is_stack;
         let half = out_features / 2;
         let are_halves =
@@ -216,6 +221,7 @@ impl Route {
             has_magnitudes,
             output_pass,
             may_pass_input,
+            takes_low_rank_rows,
             copy_pass: of_tile.filter(|_| is_passed),
             gated_pass: of_gated.filter(|_| is_passed),
             d_a_pass: of_gated.filter(|_| passes_d_a),
@@ -497,7 +503,14 @@ mod tests {
             assert_eq!((route.weight, route.adapters), (WeightRoute::FewRows, AdapterRoute::FewRows), "{rows} rows");
             assert_eq!((route.room(), route.may_pass_input), (0, false), "{rows} rows");
         }
-        assert_eq!(route(65), route(0));
+        let next = route(65);
+        assert_eq!((next.takes_low_rank_rows, next.room(), passes(&next)), (true, 16, "output d_a scaled".to_owned()));
+        assert_eq!(route(257), route(0));
+        let kept = RouteContext { keeps_weights: true, forward_rows: 17, ..H100 };
+        let takes_rows = |group, context| Route::new(&group, context).takes_low_rank_rows;
+        assert!(takes_rows(down(16), kept) && takes_rows(qkv(NF4, 3), kept) && takes_rows(gate_up(64), kept));
+        assert!(!takes_rows(down(16), RouteContext { forward_rows: 16, ..kept }));
+        assert!(!takes_rows(qkv(NF4, 256), kept) && !takes_rows(with_magnitudes(down(16)), kept));
         let bare = Route::new(&qkv(NF4, 0), RouteContext { forward_rows: 1, ..H100 });
         assert_eq!((bare.weight, bare.adapters), (WeightRoute::FewRows, AdapterRoute::None));
         let in_fp8 = |forward_rows| Route::new(&down(16), RouteContext { forward_rows, ..IN_FP8 });

@@ -66,6 +66,10 @@ fn every_source(dtype: DType, capability: (u32, u32)) -> Vec<Source> {
     let gated_low_rank =
         |pieces| Activation::ALL.map(|activation| Source::GatedLowRank { activation, pieces, stages: GATED_STAGES });
     let gated_pieces = gated_pieces(shared_bytes).filter(|_| is_half);
+    let low_rank_rows = || {
+        let activations = Activation::ALL.into_iter().map(Some).chain([None]);
+        activations.filter(|_| is_half).map(Source::LowRankRows)
+    };
     let low_rank = |ranks| Some(Source::LowRank { ranks, stages: stages(ranks, shared_bytes)? });
     let stages = expert_stages(shared_bytes);
     // Kernels of the backward at the widths of the published models take more than a block has on some cards.
@@ -93,6 +97,7 @@ fn every_source(dtype: DType, capability: (u32, u32)) -> Vec<Source> {
         Source::GatedLowRank { .. } => gated_pieces.into_iter().flat_map(gated_low_rank),
         Source::Heads => [Source::Heads],
         Source::LowRank { .. } => RANKS.into_iter().filter(|_| is_half).filter_map(low_rank),
+        Source::LowRankRows(_) => low_rank_rows(),
         Source::Magnitude => [Source::Magnitude],
         Source::Norm => [Source::Norm],
         Source::NormFp8 => has_fp8_rows.then_some(Source::NormFp8),

@@ -161,6 +161,8 @@ pub(crate) enum Source {
         ranks: usize,
         stages: usize,
     },
+    /// With a gated activation, or without.
+    LowRankRows(Option<Activation>),
     Magnitude,
     Norm,
     NormFp8,
@@ -233,6 +235,10 @@ impl Source {
             Self::LowRank { .. } => {
                 sources!("engine/matrix_units.cu", "linear/adapters/low_rank.cu", "linear/adapters/adapter_passes.cu")
             }
+            Self::LowRankRows(None) => sources!("engine/matrix_units.cu", "linear/adapters/low_rank_rows.cu"),
+            Self::LowRankRows(Some(_)) => {
+                sources!("engine/matrix_units.cu", "linear/gated.cu", "linear/adapters/low_rank_rows.cu")
+            }
             Self::Magnitude => sources!("linear/adapters/magnitude.cu"),
             Self::Norm => sources!("norm/norm.cu"),
             Self::NormFp8 => {
@@ -303,12 +309,15 @@ impl Source {
                     "#define ACTIVATION {name}\n#define RANKS {ranks}\n#define STAGES {stages}\n#define GATED_PIECES {pieces}\n"
                 )
             }
-            Self::Gated(activation) => format!("#define ACTIVATION {}\n", type_of(activation)),
+            Self::LowRankRows(Some(activation)) | Self::Gated(activation) => {
+                format!("#define ACTIVATION {}\n", type_of(activation))
+            }
             Self::GatedFp8(activation) => format!("#define ACTIVATION {}\n{}", type_of(activation), fp8_recipe()),
             Self::Fp8 | Self::NormFp8 => fp8_recipe(),
             Self::Draw
             | Self::Embedding
             | Self::Heads
+            | Self::LowRankRows(None)
             | Self::Magnitude
             | Self::Norm
             | Self::Quantize

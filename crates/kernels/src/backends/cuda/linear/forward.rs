@@ -2,7 +2,8 @@
 //!
 //! If all modules of a group are quantized, their weights are dequantized side by side and the whole group is one GEMM, including its adapters
 //! (`adapters`) if their ranks are appended to the inner dimension. The input then needs rows with room for `x Aᵀ`: norms and gated activations write
-//! such rows, attention's output is copied. Other groups run module by module. The GEMM itself adds biases and a residual.
+//! such rows, and so does attention of new tokens; other outputs of attention are copied. Other groups run module by module. The GEMM itself adds
+//! biases and a residual.
 //! Trade-off: outputs of a group are column ranges of one buffer, which lives until the last of them is dropped.
 
 use burn_tensor::{DType, Tensor};
@@ -216,13 +217,18 @@ impl Device {
             }
             Prologue::Norm { x, norm } => {
                 let x = self.flat(x.clone());
+                if let Some(y) = self.norm_low_rank_rows(&x, norm, group) {
+                    return (Input { rows: y.block, has_low_rank: true }, Some(y));
+                }
                 codes.map_or_else(|| self.rms_norm(&x, norm, room), |codes| self.rms_norm_in_codes(&x, norm, codes))
             }
             Prologue::Gated { gate, up, activation } => {
                 let (gate, up) = (self.matrix(gate.clone()), self.matrix(up.clone()));
                 match codes {
                     None => {
-                        let with_low_rank = self.gated_low_rank([&gate, &up], *activation, group);
+                        let with_low_rank = self
+                            .gated_low_rank_rows([&gate, &up], *activation, group)
+                            .or_else(|| self.gated_low_rank([&gate, &up], *activation, group));
                         let has_low_rank = with_low_rank.is_some();
                         let y = with_low_rank.unwrap_or_else(|| self.gated(&gate, &up, *activation, room));
                         return (Input { rows: y.block, has_low_rank }, Some(y));
@@ -303,7 +309,8 @@ impl Device {
         let (mut input, mut low) = (x, None);
         if let (AdapterRoute::Appended { columns }, Some(adapters)) = (group.route.adapters, &adapters) {
             let after = x.columns_after(columns);
-            if !has_low_rank {
+            let is_done = has_low_rank || group.route.takes_low_rank_rows && self.low_rank_rows(x, adapters.a, after);
+            if !is_done {
                 let gemm = Gemm::forward("lora", self.adapter_input(x, group), adapters.a);
                 self.gemm(Gemm { experts, ..gemm }, after);
             }

@@ -10,6 +10,7 @@ mod adapter_passes;
 mod dropout;
 pub(super) mod gated_low_rank;
 pub(super) mod low_rank;
+mod low_rank_rows;
 pub(super) mod magnitude;
 
 use burn_tensor::{DType, Tensor};
