@@ -22,6 +22,8 @@ const MIN_PART_KEYS: usize = 128;
 /// Visible keys are counted in steps of this size, or of half of it while there are no more.
 const SEEN_STEP: usize = 256;
 const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
+/// Columns after each row of the output, for `x Aᵀ` of adapters that read it: those of the usual ranks need no copy then.
+const ADAPTER_ROOM: usize = 64;
 
 /// Rounds up a number of keys, since launches with the same arguments as for the token before are cheaper.
 fn counted(keys: usize) -> usize {
@@ -67,7 +69,7 @@ impl Device {
         }
         let [keys, values] = cache.tensors().map(|stored| self.flat(stored));
         let (q, places) = (self.flat(q), self.int_matrix(tokens.places.clone()));
-        let o = self.empty_matrix(q.rows, q.width, q.dtype);
+        let o = self.empty_with_room([q.rows, q.width], ADAPTER_ROOM, q.dtype);
         let logits = sinks.map(|sinks| self.flat_as(sinks.logits_h.clone(), DType::F32));
         let sinks = logits.as_ref().map_or(0, |logits| logits.address);
         let queries = cached_queries(spec.head_dim);
