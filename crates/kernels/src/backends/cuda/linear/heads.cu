@@ -117,13 +117,14 @@ DEVICE void rotate(float (&a)[V], float (&b)[V], const float (&c)[V], const floa
     for (int i = 0; i < V; ++i) a[i] *= factor, b[i] *= factor;
 }
 
-// How the threads of a token share its heads: `count` lanes per head.
+// How the threads of a token, and the blocks along the second axis of the grid, share its heads: `count` lanes per head.
 struct Share {
     int count, lane, first_head, head_step;
 
     DEVICE explicit Share(int chunks) : count(1) {
         while (count < chunks && count < 32) count *= 2;
-        lane = threadIdx.x % count, first_head = threadIdx.x / count, head_step = TOKEN_THREADS / count;
+        const int heads = TOKEN_THREADS / count;
+        lane = threadIdx.x % count, first_head = blockIdx.y * heads + threadIdx.x / count, head_step = gridDim.y * heads;
     }
 
     // Sum over the lanes of a head; all lanes of the warp must call.
@@ -297,7 +298,7 @@ DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T 
 // rotated is head_dim / 2, and otherwise at most that. query_scale [n] may be null: no factor; otherwise rotated is head_dim / 2.
 // interleaved != 0 rotates neighboring columns. With a gate, queries are q_step = 2 * head_dim columns apart in x; otherwise
 // q_step is head_dim and gate null. inverse != 0 rotates the other way. head_dim is even. Outputs must not overlap x.
-// grid (ceil(n / 4)), block (64, 4): four tokens per block, any other grid works too; no dynamic shared memory.
+// grid (ceil(n / 4), any), block (64, 4): four tokens per block, any other grid works too; no dynamic shared memory.
 KERNEL __launch_bounds__(256)
 heads_forward(T *q, T *k, T *v, const T *x, long long x_stride, const float *q_weight, const float *k_weight,
               float q_offset, float k_offset, float q_epsilon, float k_epsilon, const float *cos, const float *sin,

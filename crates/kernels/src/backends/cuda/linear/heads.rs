@@ -18,6 +18,11 @@ use crate::backends::cuda::engine::{
 };
 use crate::{HeadPart, HeadRole, HeadsEpilogue, NormWeight, RotaryTables};
 
+/// Fewer tokens leave multiprocessors idle if a block has all heads of its own.
+const FEW_TOKENS: usize = 1024;
+/// Heads of a token in one block then: two of each thread are in flight together where a head has 128 columns.
+const HEADS_OF_BLOCK: usize = 16;
+
 /// Heads of a launch: queries, or another part alone, which the kernels treat like queries.
 #[derive(Clone, Copy, Debug)]
 struct HeadCounts {
@@ -266,7 +271,12 @@ impl Device {
         };
         let arguments = constants.table_arguments(constants.norm_arguments(arguments));
         let arguments = arguments! { arguments => inverse: i32(i32::from(inverse)) };
-        let launch = Source::Heads.launch(x.dtype, "heads_forward", token_grid(x.rows), 2 * x.bytes());
+        let mut shape = token_grid(x.rows);
+        if x.rows < FEW_TOKENS {
+            // Their heads are divided among blocks as well.
+            shape.grid[1] = (heads.query + 2 * heads.key_value).div_ceil(HEADS_OF_BLOCK) as u32;
+        }
+        let launch = Source::Heads.launch(x.dtype, "heads_forward", shape, 2 * x.bytes());
         // SAFETY: x has rows of all heads at its stride; each output is dense and has the rows of x and the heads of its part;
         // the tables are [rows, rotated] f32 with at most half a head's columns, factors of queries [rows] f32, and the weights [width] f32.
         unsafe { self.launch(launch, &heads.arguments(arguments, x.rows)) };
