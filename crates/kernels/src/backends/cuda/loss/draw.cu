@@ -42,17 +42,36 @@ struct Row {
     int width;
     float cap, inverse_temperature, highest;
 
-    DEVICE float value(int id) const { return cap > 0 ? cap * tanhf(logits[id] / cap) : logits[id]; }
+    DEVICE float capped(float logit) const { return cap > 0 ? cap * tanhf(logit / cap) : logit; }
+    DEVICE float value(int id) const { return capped(logits[id]); }
     DEVICE float weight(float value) const { return expf((value - highest) * inverse_temperature); }
 
-    // The sum of weights of values from `floor` on.
-    DEVICE double sum_from(float floor, Scratch &scratch) const {
-        float sum = 0;
-        for (int id = threadIdx.x; id < width; id += THREADS) {
-            const float v = value(id);
-            if (v >= floor) sum += weight(v);
+    // Calls `take` for the logits from `first` to `end` in these steps, of which the next ones are on their way meanwhile.
+    template <class Take> DEVICE void each(int first, int end, int step, Take take) const {
+        constexpr int AHEAD = 8;
+        for (; first < end; first += AHEAD * step) {
+            float logit[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k) logit[k] = first + k * step < end ? logits[first + k * step] : 0.0f;
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k)
+                if (first + k * step < end) take(logit[k]);
         }
-        return sum_of_block(sum, scratch);
+    }
+
+    // The sum of weights of this thread's values from `floor` on.
+    DEVICE float part_from(float floor, int first, int end, int step) const {
+        float sum = 0;
+        each(first, end, step, [&](float logit) {
+            const float value = capped(logit);
+            if (value >= floor) sum += weight(value);
+        });
+        return sum;
+    }
+
+    // The sum of weights of all values from `floor` on.
+    DEVICE double sum_from(float floor, Scratch &scratch) const {
+        return sum_of_block(part_from(floor, threadIdx.x, width, THREADS), scratch);
     }
 };
 
@@ -68,11 +87,10 @@ KERNEL __launch_bounds__(512) draw_tokens(int *ids, float *log_probs, const floa
     Row row = {logits + static_cast<long long>(blockIdx.x) * width, width, cap, 1.0f / temperature, -infinity};
     bool wrong = false;
     float highest = -infinity;
-    for (int id = threadIdx.x; id < width; id += THREADS) {
-        const float value = row.logits[id];
-        wrong |= !(value < infinity);
-        highest = fmaxf(highest, row.value(id));
-    }
+    row.each(threadIdx.x, width, THREADS, [&](float logit) {
+        wrong |= !(logit < infinity);
+        highest = fmaxf(highest, row.capped(logit));
+    });
     highest = warp_max(highest);
     if (lane == 0) scratch.highest[warp] = highest;
     wrong = __syncthreads_or(wrong);
@@ -97,12 +115,7 @@ KERNEL __launch_bounds__(512) draw_tokens(int *ids, float *log_probs, const floa
     // Each warp has a part of adjacent tokens.
     const int size = (width + WARPS - 1) / WARPS;
     const int begin = warp * size, end = min(begin + size, width);
-    float part = 0;
-    for (int id = begin + lane; id < end; id += 32) {
-        const float value = row.value(id);
-        if (value >= floor) part += row.weight(value);
-    }
-    const double sum = sum_of_warp(part);
+    const double sum = sum_of_warp(row.part_from(floor, begin + lane, end, 32));
     __syncthreads();
     if (lane == 0) scratch.sums[warp] = sum;
     if (threadIdx.x == 0) chosen = -1;
@@ -120,9 +133,12 @@ KERNEL __launch_bounds__(512) draw_tokens(int *ids, float *log_probs, const floa
     }
     if (warp == mine) {
         int last = -1;
+        // The next value is on its way while the lanes add up.
+        float next = begin + lane < end ? row.value(begin + lane) : -infinity;
         for (int first = begin; first < end && chosen < 0; first += 32) {
             const int id = first + lane;
-            const float value = id < end ? row.value(id) : -infinity;
+            const float value = next;
+            next = id + 32 < end ? row.value(id + 32) : -infinity;
             const bool is_kept = id < end && value >= floor && value > -infinity;
             float before = is_kept ? row.weight(value) : 0.0f;
 #pragma unroll
