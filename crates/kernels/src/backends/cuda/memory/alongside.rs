@@ -18,6 +18,8 @@ use crate::backends::cuda::engine::{Primitive, check, lock_of};
 /// Bytes of a copy, and of those on their way.
 const PIECE: usize = 32 << 20;
 const COMING: usize = 512 << 20;
+/// Maximum number of copies on their way: each has a buffer, and pinning one takes long for the small tensors of adapters.
+const MAX_COMING: usize = 64;
 /// Bytes that one core takes out of a buffer at a time; most of that is the system's work for new pages.
 const TASK: usize = 2 << 20;
 
@@ -59,7 +61,7 @@ pub(super) fn read(tensors: impl Iterator<Item = Primitive>, mut arrived: impl F
         assert!(tensor.is_contiguous() && bytes > 0, "tensors are read as they lie");
         for start in (0..bytes).step_by(PIECE) {
             let length = PIECE.min(bytes - start);
-            while reader.bytes_coming + length > COMING {
+            while reader.bytes_coming + length > COMING || reader.coming.len() == MAX_COMING {
                 reader.take_first().into_iter().for_each(&mut arrived);
             }
             let buffer = check("allocating pinned memory", pool.lend(&context, length));
