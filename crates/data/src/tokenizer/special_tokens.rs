@@ -133,14 +133,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_special_token_is_refused_with_those_that_are() {
+    fn a_token_of_ordinary_text_is_no_special_token() {
         let mut tokenizer = TestTokenizer::default().load();
-        let mut error = |token| tokenizer.set_special_token(SpecialToken::Pad, token).unwrap_err().to_string();
-        let unknown = error("[PAD]");
-        for part in ["pad_token = \"[PAD]\"", "\"<s>\", \"</s>\", \"<pad>\"", "data.new_special_tokens = [\"[PAD]\"]"] {
-            assert!(unknown.contains(part), "{unknown}");
-        }
-        let ordinary = error("a");
+        let ordinary = tokenizer.set_special_token(SpecialToken::Pad, "a").unwrap_err().to_string();
         assert!(ordinary.contains("ordinary text") && ordinary.contains("token 97"), "{ordinary}");
     }
 }

@@ -127,12 +127,6 @@ fn a_server_that_only_fails_counts_as_unreachable() {
 }
 
 #[test]
-fn what_neither_the_hub_nor_the_cache_gives_says_so() {
-    let error = Client::of(NOWHERE).hub().model(&id("org/tiny"), Need::Weights).unwrap_err().to_string();
-    assert!(error.contains("does not hold all of org/tiny,") && error.contains(NOWHERE), "{error}");
-}
-
-#[test]
 fn a_whole_pinned_model_needs_no_request() {
     let server = Server::new(|_| Answer::new(404, "").with("x-error-code", "RepoNotFound"));
     let client = Client::of(&server.address);

@@ -178,7 +178,6 @@ mod tests {
             ("train r.toml --dry-run", "`firebrick plan RECIPE` shows what a run would do"),
             ("train --model_name_or_path a/b", "write --set model=a/b"),
             ("train r.toml --quux", "`firebrick help train` lists them, and a key of the recipe"),
-            ("generate --model m --prompt p --stop x", "a text ends at the end token that"),
             ("export --format gguf", "write --gguf TYPE, such as --gguf q4_k_m"),
             ("export", "say what to write: `firebrick export --gguf q4_k_m"),
             ("chat --model m --load-in-4bit", "write --nf4"),

@@ -286,17 +286,14 @@ mod tests {
     }
 
     #[test]
-    fn text_of_the_run_is_shown_as_text() {
-        let page = render(&run());
-        for text in ["my &lt;run&gt;", "a &lt;card&gt;", "&lt;b&gt;", "NF4", "base weights"] {
-            assert!(page.contains(text), "{text} is not in {page}");
-        }
-    }
-
-    #[test]
-    fn a_finished_run_has_its_facts() {
+    fn a_finished_run_has_its_facts_and_its_text_is_no_markup() {
         let page = render(&run());
         for part in [
+            "my &lt;run&gt;",
+            "a &lt;card&gt;",
+            "&lt;b&gt;",
+            "NF4",
+            "base weights",
             "finished: 50 steps",
             "3.5000 to 0.2500",
             "15,000, without padding; planned 10,000 to 20,000, with padding",

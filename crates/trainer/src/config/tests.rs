@@ -289,12 +289,6 @@ fn sources_are_read_as_tables_and_a_path_from_the_command_line_replaces_them() {
 }
 
 #[test]
-fn unreadable_recipe_is_named() {
-    let message = RunConfig::load(Path::new("no/such.toml"), &[]).unwrap_err().to_string();
-    assert!(message.contains("cannot read the recipe no/such.toml"), "{message}");
-}
-
-#[test]
 fn the_recipe_of_the_readme_is_accepted() {
     let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
     let recipe = readme.split("```toml").nth(1).and_then(|rest| rest.split("```").next()).unwrap();

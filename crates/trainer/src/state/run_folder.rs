@@ -224,19 +224,6 @@ mod tests {
     }
 
     #[test]
-    fn resume_needs_a_complete_checkpoint() {
-        let output = tempfile::tempdir().unwrap();
-        let path = output.path().join("run");
-        let refusal = || RunFolder::reopen(&path).unwrap_err().to_string();
-        assert!(refusal().contains("there is no such folder"));
-        let run = RunFolder::create(output.path(), "run").unwrap();
-        assert!(refusal().contains("no complete checkpoint"));
-        save(&run, 3);
-        drop(run);
-        assert_eq!(RunFolder::reopen(&path).unwrap().name(), "run");
-    }
-
-    #[test]
     fn the_newest_run_has_a_checkpoint() {
         let output = tempfile::tempdir().unwrap();
         let newest = || newest_run(output.path(), "run").map_err(|error| error.to_string());

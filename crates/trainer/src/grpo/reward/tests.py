@@ -20,11 +20,3 @@ def count_in_two_processes(prompts, completions, completion_ids, number, log_met
 
 async def too_few(completions, **kwargs):
     return [1]
-
-
-def one_number(completions, **kwargs):
-    return 0.5
-
-
-def of_another_column(completions, answer, **kwargs):
-    return [1.0 for _ in answer]

@@ -111,16 +111,7 @@ fn functions_of_trl_run_unchanged_on_whole_groups() {
         assert_eq!(scores.parts.concat(), [Some(46.0), None, Some(44.0), None, Some(46.0), Some(46.0)]);
         assert_eq!(scores.metrics["completions"], 3.0);
     }
-    let wrong = [
-        ("too_few", "'ValueError: 1 rewards for 2 completions, whose ids begin with 0'"),
-        ("one_number", "returned 0.5; it must return a list with one reward for each completion'"),
-        ("of_another_column", "which the data does not have; its columns are: solution, number, empty'"),
-        ("absent", "its functions are: count_in_two_processes, too_few, one_number, of_another_column'"),
-    ];
-    for (name, expected) in wrong {
-        let opened = open(&folder, &json!({"command": command(&format!("functions:{name}"))}));
-        let scored = opened.and_then(|mut rewards| score(&mut rewards, &json!("p"), &["a", "b"]));
-        let message = scored.unwrap_err().to_string();
-        assert!(message.ends_with(expected), "{message}");
-    }
+    let mut too_few = open(&folder, &json!({"command": command("functions:too_few")})).unwrap();
+    let message = score(&mut too_few, &json!("p"), &["a", "b"]).unwrap_err().to_string();
+    assert!(message.ends_with("'ValueError: 1 rewards for 2 completions, whose ids begin with 0'"), "{message}");
 }

@@ -98,10 +98,5 @@ mod tests {
         let row = json!({ "prompt": "2 + 2 =", "answer": "4" });
         let found = of_record(row.as_object().unwrap().clone(), "prompt");
         assert_eq!((&found.prompt, &found.row["answer"]), (&json!("2 + 2 ="), &json!("4")));
-        let reward = |column: &str| serde_json::from_value(json!({ "answer": column })).unwrap();
-        let check = |column: &str| check_answers(&[reward(column)], std::slice::from_ref(&found), "a.jsonl");
-        assert!(check("answer").is_ok());
-        let message = check("solution").unwrap_err().to_string();
-        assert!(message.contains("the column \"solution\"") && message.contains("\"answer\""), "{message}");
     }
 }

@@ -350,7 +350,6 @@ mod tests {
             ("c.jsonl", "{\"prompt\"", "c.jsonl:1"),
             ("e.jsonl", "{\"prompt\": NaN}", "e.jsonl:1: prompt must be a string, found the number NaN"),
             ("d.txt", "\n \n", "no prompt"),
-            ("f.jsonl", "{\"messages\": []}", "the key \"prompt\", found messages: --input"),
         ] {
             let message = read(name, text).unwrap_err();
             assert!(message.contains(expected) && message.contains(name), "{message}");
