@@ -7,7 +7,7 @@ use std::io::{BufRead, Write};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use firebrick_data::{Chat, Tokenizer};
+use firebrick_data::{Chat, Tokenizer, Turn};
 use firebrick_kernels::Kernels;
 use firebrick_model::{BatchLimits, Conversation, Decoder, GenerateOptions, Sampler};
 use firebrick_trainer::RunError;
@@ -15,7 +15,6 @@ use firebrick_trainer::console::escaped;
 use firebrick_trainer::run::generate::{LoadOptions, check_positions, stop_tokens};
 use firebrick_trainer::run::sampling::ChosenSampling;
 use firebrick_trainer::run::text_stream::TextStream;
-use serde_json::{Map, Value};
 
 /// The line that explains the commands of a chat.
 pub const HELP: &str = "one line is one message; /reset begins again, /exit or the end of input leaves, /help says this, Ctrl-C ends an answer";
@@ -73,8 +72,8 @@ pub fn chat<B: Kernels>(
     let model = request.load.load::<B>(request.context, trained, device)?;
     let stops = stop_tokens(&model, &tokenizer, true)?;
     let cache = model.conversation(request.context);
-    let (messages, is_noted) = (Vec::new(), false);
-    let mut talk = Talk { request, model, trained, is_noted, tokenizer: &tokenizer, stops, cache, messages, turns: 0 };
+    let (chat, is_noted) = (Chat::default(), false);
+    let mut talk = Talk { request, model, trained, is_noted, tokenizer: &tokenizer, stops, cache, chat, turns: 0 };
     talk.run(terminal)
 }
 
@@ -88,7 +87,7 @@ struct Talk<'a, B: Kernels> {
     tokenizer: &'a Tokenizer,
     stops: Vec<u32>,
     cache: Conversation<B>,
-    messages: Vec<Map<String, Value>>,
+    chat: Chat,
     turns: u64,
 }
 
@@ -106,7 +105,7 @@ impl<B: Kernels> Talk<'_, B> {
                 "" => {}
                 "/exit" | "/quit" => return Ok(()),
                 "/reset" => {
-                    self.messages.clear();
+                    self.chat.turns.clear();
                     terminal.say("(a new conversation)\n")?;
                 }
                 "/help" | "/?" => terminal.say(&format!("({HELP})\n"))?,
@@ -123,20 +122,20 @@ impl<B: Kernels> Talk<'_, B> {
     }
 
     fn turn(&mut self, text: &str, terminal: &mut ChatTerminal<'_>) -> Result<(), RunError> {
-        self.messages.push(message("user", text));
-        let rendered = self.tokenizer.chat_template()?.render(&Chat::from_messages(self.messages.clone()), true)?;
+        self.chat.turns.push(Turn::new("user", text));
+        let rendered = self.tokenizer.chat_template()?.render(&self.chat, true)?;
         let prompt = self.tokenizer.encode(&rendered, false)?;
         let room = self.request.context.saturating_sub(prompt.len());
         if room == 0 {
-            self.messages.pop();
+            self.chat.turns.pop();
             let (got, context) = (prompt.len(), self.request.context);
-            let again = if self.messages.is_empty() { "" } else { "/reset begins again, and " };
+            let again = if self.chat.turns.is_empty() { "" } else { "/reset begins again, and " };
             return terminal.say(&format!(
                 "(with this message the conversation has {got} tokens, and there is room for {context}: {again}--context gives more room)\n"
             ));
         }
         if self.is_too_long(prompt.len(), terminal)? {
-            self.messages.pop();
+            self.chat.turns.pop();
             return Ok(());
         }
         if self.model.choose_rope_factors(self.trained.max(prompt.len())) {
@@ -160,7 +159,7 @@ impl<B: Kernels> Talk<'_, B> {
         failed.map_or(Ok(()), Err)?;
         let (answer, rest) = stream.finish()?;
         terminal.say(&format!("{rest}\n\n"))?;
-        self.messages.push(message("assistant", &answer));
+        self.chat.turns.push(Turn::new("assistant", &answer));
         Ok(())
     }
 
@@ -188,10 +187,6 @@ impl<B: Kernels> Talk<'_, B> {
 fn is_command(line: &str) -> bool {
     line.strip_prefix('/')
         .is_some_and(|word| !word.is_empty() && word.chars().all(|letter| letter.is_ascii_lowercase()))
-}
-
-fn message(role: &str, text: &str) -> Map<String, Value> {
-    [("role", role), ("content", text)].into_iter().map(|(key, value)| (key.to_owned(), Value::from(value))).collect()
 }
 
 #[cfg(all(test, feature = "flex"))]
@@ -258,13 +253,8 @@ mod tests {
         let (first, second) = said.split_once("\n\n").unwrap();
         let mut tokenizer = request.load.tokenizer().unwrap();
         tokenizer.set_template_defaults(request.load.template_defaults(None).unwrap());
-        let messages = [
-            message("user", "Spell stove backwards."),
-            message("assistant", first),
-            message("user", "Spell rovis backwards."),
-        ];
-        let template = tokenizer.chat_template().unwrap();
-        let rendered = template.render(&Chat::from_messages(messages.to_vec()), true).unwrap();
+        let turns = [("user", "Spell stove backwards."), ("assistant", first), ("user", "Spell rovis backwards.")];
+        let rendered = tokenizer.chat_template().unwrap().render(&Chat::new(&turns), true).unwrap();
         let prompt = tokenizer.encode(&rendered, false).unwrap();
         let model = request.load.load::<Flex>(256, 256, &Default::default()).unwrap();
         let options = GenerateOptions {

@@ -200,7 +200,7 @@ fn tolerance(typed: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn compare(arguments: Verify) -> anyhow::Result<()> {
-    let backend = backend(&arguments.weights)?;
+    let backend = choose_backend(arguments.weights.backend, &HardwareProfile::detect())?.value;
     let options = VerifyOptions {
         load: load_options(arguments.weights, FloatType::F32)?,
         golden: arguments.golden,
@@ -232,10 +232,6 @@ fn choose(weights: Weights, choice: &TokenChoice) -> Result<(BackendKind, LoadOp
     let typed = TypedSampling { temperature, top_p, top_k, min_p, repetition_penalty, seed };
     let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), typed)?;
     Ok((backend, load, sampling))
-}
-
-fn backend(weights: &Weights) -> Result<BackendKind, RunError> {
-    Ok(choose_backend(weights.backend, &HardwareProfile::detect())?.value)
 }
 
 fn load_options(weights: Weights, compute: FloatType) -> Result<LoadOptions, RunError> {

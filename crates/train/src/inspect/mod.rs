@@ -7,6 +7,7 @@ mod text;
 
 use std::cmp::Reverse;
 
+use firebrick_arch::counted;
 use firebrick_data::{
     Chat, ChatTemplate, DataError, FindingCount, FindingKind, PackOptions, PackReport, PackedDataset, Tokenizer,
 };
@@ -212,21 +213,21 @@ impl SetView {
         all.skip_while(|&(_, _, documents)| documents == 0).collect()
     }
 
-    /// Returns the findings of all sources, most frequent first.
-    fn findings(&self) -> Vec<FindingRow> {
+    /// Returns a line for each finding of all sources, most frequent first. The percentage is that of the source's records.
+    fn findings(&self) -> Vec<(FindingKind, String)> {
         let of_source = |source: &SourceReport| {
-            let rows = source.diagnosis.rows;
-            let row = move |(kind, found): (&FindingKind, &FindingCount)| FindingRow {
-                kind: *kind,
-                count: found.count,
-                percent: 100.0 * found.count as f64 / rows as f64,
-                first: found.first.first().map(|(place, detail)| format!("{place}: {detail}")).unwrap_or_default(),
+            let rows = source.diagnosis.rows as f64;
+            let line = move |(kind, found): (&FindingKind, &FindingCount)| {
+                let (count, percent) = (counted(found.count, "record"), 100.0 * found.count as f64 / rows);
+                let first = found.first.first().map(|(place, detail)| format!("{place}: {detail}")).unwrap_or_default();
+                let text = format!("{count} ({percent:.1} %) {}; first {first}", kind.description());
+                (found.count, (*kind, text))
             };
-            source.diagnosis.findings.iter().map(row).collect::<Vec<_>>()
+            source.diagnosis.findings.iter().map(line).collect::<Vec<_>>()
         };
-        let mut rows: Vec<FindingRow> = self.sources.iter().flat_map(of_source).collect();
-        rows.sort_by_key(|row| Reverse(row.count));
-        rows
+        let mut lines: Vec<_> = self.sources.iter().flat_map(of_source).collect();
+        lines.sort_by_key(|(count, _)| Reverse(*count));
+        lines.into_iter().map(|(_, line)| line).collect()
     }
 }
 
@@ -235,14 +236,4 @@ fn notes(source: &SourceReport) -> impl Iterator<Item = String> + '_ {
     let remarks = source.remarks.iter().map(|remark| format!("note: {remark}"));
     let warning = source.diagnosis.loss_warning().map(|warning| format!("WARNING: {warning}"));
     remarks.chain(source.diagnosis.unread_line()).chain(warning)
-}
-
-/// The findings of one kind in a source.
-struct FindingRow {
-    kind: FindingKind,
-    count: u64,
-    /// Percentage of the source's records.
-    percent: f64,
-    /// The first place, and the finding there.
-    first: String,
 }

@@ -53,10 +53,8 @@ fn describe(out: &mut String, set: &SetView, style: Style) {
         *out += &format!("  {name} ({formats}): {rows}, {kept} of them kept, {cut:.1} % of the tokens cut\n");
         notes(source).for_each(|note| *out += &format!("  {}\n", visible(&note)));
     }
-    for row in set.findings() {
-        let (count, what) = (counted(row.count, "record"), row.kind.description());
-        let text = format!("{count} ({:.1} %) {what}; first {}", row.percent, row.first);
-        let color = if row.kind.is_drop() { "31" } else { "33" };
+    for (kind, text) in set.findings() {
+        let color = if kind.is_drop() { "31" } else { "33" };
         match style {
             Style::Colors => *out += &format!("  \x1b[{color}m{}\x1b[0m\n", visible(&text)),
             Style::Markers => *out += &format!("  {}\n", visible(&text)),

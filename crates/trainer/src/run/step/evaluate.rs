@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use firebrick_data::{DocumentSet, PackOptions, PackedDataset, Tokenizer};
 use firebrick_kernels::{Hint, Kernels, PAIR_NUMBERS};
-use firebrick_model::{BatchLimits, Decoder, Sampler};
+use firebrick_model::{Decoder, Sampler};
 use firebrick_parallel::Ranks;
 
 use crate::config::Extraction;
@@ -334,14 +334,8 @@ impl HeldOut {
                 continue;
             }
             let prompts: Vec<Vec<u32>> = group.iter().map(|prompt| prompt.prompt.clone()).collect();
-            let answers = continue_prompts(
-                model,
-                tokenizer,
-                (&prompts, false),
-                self.max_new_tokens,
-                Sampler::greedy(),
-                BatchLimits::NONE,
-            )?;
+            let answers =
+                continue_prompts(model, tokenizer, (&prompts, false), self.max_new_tokens, Sampler::greedy())?;
             let is_right = |(prompt, answer): &(&firebrick_data::EvalPrompt, &String)| {
                 self.extraction.matches(answer, &prompt.answer)
             };

@@ -284,10 +284,9 @@ pub fn continue_prompts<B: Kernels>(
     (prompts, chat): (&[Vec<u32>], bool),
     max_new_tokens: usize,
     sampler: Sampler,
-    limits: BatchLimits,
 ) -> Result<Vec<String>, RunError> {
     let stop_tokens = stop_tokens(model, tokenizer, chat)?;
-    let options = GenerateOptions { max_new_tokens, stop_tokens, sampler, limits };
+    let options = GenerateOptions { max_new_tokens, stop_tokens, sampler, limits: BatchLimits::NONE };
     let written = model.generate(prompts, &options)?;
     written.iter().map(|tokens| Ok(tokenizer.decode(tokens, true)?)).collect()
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use firebrick_kernels::{Hint, Kernels};
-use firebrick_model::{BatchLimits, Decoder};
+use firebrick_model::Decoder;
 use firebrick_parallel::Ranks;
 
 use crate::console::Console;
@@ -193,7 +193,7 @@ pub(super) fn sample<B: Kernels>(prepared: &Prepared, model: &Decoder<B>) -> Res
     let prompts = plan.sample_prompts.value.iter();
     let encoded: Vec<Vec<u32>> = prompts.map(|text| encode_prompt(tokenizer, text, chat)).collect::<Result<_, _>>()?;
     let (new, sampler) = (plan.max_new_tokens.value, prepared.sampling.sampler());
-    let answers = continue_prompts(model, tokenizer, (&encoded, chat), new, sampler, BatchLimits::NONE);
+    let answers = continue_prompts(model, tokenizer, (&encoded, chat), new, sampler);
     // The steps that follow cannot reuse buffers of these sizes.
     B::hint(model.device(), Hint::NewSizes);
     answers
