@@ -144,7 +144,9 @@ fn instead_of_word(command: &Command, word: &str, typed: &[String]) -> Option<St
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
+
+    use firebrick_files::files_below;
 
     use super::*;
     use crate::command_line;
@@ -236,19 +238,6 @@ mod tests {
         stands_for.to_owned()
     }
 
-    /// Returns the files of a folder and of those below it that have one of these endings.
-    fn files_below(folder: &Path, endings: &[&str], into: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            let is_one = |ending: &&str| path.extension().is_some_and(|extension| extension == *ending);
-            if path.is_dir() && !path.ends_with("fuzz") && !path.ends_with("target") {
-                files_below(&path, endings, into);
-            } else if endings.iter().any(is_one) {
-                into.push(path);
-            }
-        }
-    }
-
     fn lacks_value(error: &Error) -> bool {
         let value = error.get(ContextKind::InvalidValue);
         error.kind() == ErrorKind::InvalidValue && matches!(value, Some(ContextValue::String(text)) if text.is_empty())
@@ -259,8 +248,12 @@ mod tests {
     fn every_command_that_is_advised_can_be_typed() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut files = vec![root.join("README.md")];
-        files_below(&root.join("crates"), &["rs", "toml"], &mut files);
-        files_below(&root.join("docs"), &["md"], &mut files);
+        for (folder, endings) in [("crates", &[".rs", ".toml"][..]), ("docs", &[".md"])] {
+            let mut below = files_below(&root.join(folder)).unwrap();
+            below.retain(|(name, _)| endings.iter().any(|ending| name.ends_with(ending)));
+            below.retain(|(name, _)| !name.split('/').any(|part| ["fuzz", "target"].contains(&part)));
+            files.extend(below.into_iter().map(|(_, path)| path));
+        }
         let (mut wrong, mut count) = (Vec::new(), 0);
         for file in files {
             let text = fs::read_to_string(&file).unwrap();

@@ -10,14 +10,14 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::metrics::{EvalMetrics, MetricSink, RunEnd, StepMetrics};
+use crate::metrics::{MetricSink, RunEnd, now};
 use crate::storage::{StorageError, write_atomically};
 
 /// `[mlflow]`: an MLflow tracking server that gets parameters and metrics too.
@@ -28,12 +28,8 @@ pub struct MlflowSection {
     /// MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; an address that holds them, or a query, is refused.
     pub tracking_uri: String,
     /// Name of the experiment, which is created if it is not there. Default "firebrick".
-    #[serde(default = "default_experiment")]
+    #[serde(default = "super::program")]
     pub experiment_name: String,
-}
-
-fn default_experiment() -> String {
-    "firebrick".to_owned()
 }
 
 /// The reasons why a run is not tracked.
@@ -122,9 +118,11 @@ impl Mlflow {
             std::thread::Builder::new().name("mlflow".to_owned()).spawn(move || send(&client, &run_id, &queue))?;
         Ok(Self { shared, sent, thread: Some(thread) })
     }
+}
 
+impl MetricSink for Mlflow {
     /// Queues numbers that the server does not have: it cannot forget those of steps that a resumed run takes again.
-    fn queue(&self, step: u64, scalars: Vec<(String, f64)>) {
+    fn plot(&mut self, step: u64, scalars: Vec<(String, f64)>, _: bool) -> Result<(), StorageError> {
         let timestamp = now_ms();
         let is_new = |key: &String| self.sent.get(key).is_none_or(|last| *last < step);
         let new = scalars.into_iter().filter(|(key, _)| is_new(key));
@@ -137,17 +135,6 @@ impl Mlflow {
         }
         drop(state);
         self.shared.wake.notify_all();
-    }
-}
-
-impl MetricSink for Mlflow {
-    fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError> {
-        self.queue(metrics.step, metrics.scalars());
-        Ok(())
-    }
-
-    fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError> {
-        self.queue(metrics.step, metrics.scalars());
         Ok(())
     }
 
@@ -235,7 +222,7 @@ fn known_run(note: &Path, uri: &str) -> Option<String> {
 }
 
 fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
+    now().as_millis() as u64
 }
 
 /// A client for the five requests of MLflow's REST API (version 2.0) that are needed.

@@ -17,6 +17,7 @@ mod usage_target;
 mod wandb;
 
 use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use firebrick_hwprofile::usage::{Gauge, Usage};
 use serde::{Deserialize, Serialize};
@@ -181,13 +182,32 @@ pub enum RunEnd {
     Failed,
 }
 
-/// A destination of metrics.
+/// Returns the name under which trackers show runs, unless a recipe has another.
+fn program() -> String {
+    "firebrick".to_owned()
+}
+
+/// Returns the time since 1970.
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// A destination of metrics: of lines, or of numbers that it plots.
 pub trait MetricSink {
     /// Takes the numbers of a step.
-    fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError>;
+    fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError> {
+        self.plot(metrics.step, metrics.scalars(), false)
+    }
 
     /// Takes the numbers of an evaluation.
-    fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError>;
+    fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError> {
+        self.plot(metrics.step, metrics.scalars(), true)
+    }
+
+    /// Takes numbers by name, where they are not taken as lines.
+    fn plot(&mut self, _step: u64, _scalars: Vec<(String, f64)>, _is_evaluation: bool) -> Result<(), StorageError> {
+        Ok(())
+    }
 
     /// Waits until everything taken so far is on the disk.
     fn flush(&mut self) -> Result<(), StorageError> {

@@ -9,11 +9,10 @@
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::metrics::appended::AppendedFile;
 use crate::metrics::protobuf::{bytes, double, float, string, varint};
-use crate::metrics::{EvalMetrics, MetricSink, StepMetrics};
+use crate::metrics::{MetricSink, now};
 use crate::storage::StorageError;
 
 /// Content of the first record of every file.
@@ -34,7 +33,7 @@ impl EventWriter {
         let host = if host.is_empty() { "host" } else { &host };
         let mut number = 0;
         let (file, path) = loop {
-            let name = format!("events.out.tfevents.{:010}.{host}.{}.{number}", now() as u64, std::process::id());
+            let name = format!("events.out.tfevents.{:010}.{host}.{}.{number}", now().as_secs(), std::process::id());
             let path = folder.join(name);
             match File::create_new(&path) {
                 Ok(file) => break (file, path),
@@ -43,23 +42,12 @@ impl EventWriter {
             }
         };
         let mut writer = EventWriter { file: AppendedFile::new(file, path) };
-        writer.record(&event(now(), 0, &string(3, FILE_VERSION)))?;
+        writer.record(&event(0, &string(3, FILE_VERSION)))?;
         if let Some(step) = resumed_step {
             let session_start = varint(1, 1);
-            writer.record(&event(now(), step + 1, &bytes(7, &session_start)))?;
+            writer.record(&event(step + 1, &bytes(7, &session_start)))?;
         }
         Ok(writer)
-    }
-
-    /// Writes the values of one step. Each has a tag such as "train/loss".
-    fn scalars(&mut self, step: u64, values: &[(String, f64)]) -> Result<(), StorageError> {
-        let mut summary = Vec::new();
-        for (tag, value) in values {
-            let mut one = string(1, tag);
-            one.extend(float(2, *value as f32));
-            summary.extend(bytes(1, &one));
-        }
-        self.record(&event(now(), step, &bytes(5, &summary)))
     }
 
     fn record(&mut self, data: &[u8]) -> Result<(), StorageError> {
@@ -74,21 +62,19 @@ impl EventWriter {
 }
 
 impl MetricSink for EventWriter {
-    fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError> {
-        self.scalars(metrics.step, &metrics.scalars())
-    }
-
-    fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError> {
-        self.scalars(metrics.step, &metrics.scalars())
+    fn plot(&mut self, step: u64, scalars: Vec<(String, f64)>, _: bool) -> Result<(), StorageError> {
+        let mut summary = Vec::new();
+        for (tag, value) in scalars {
+            let mut one = string(1, &tag);
+            one.extend(float(2, value as f32));
+            summary.extend(bytes(1, &one));
+        }
+        self.record(&event(step, &bytes(5, &summary)))
     }
 
     fn flush(&mut self) -> Result<(), StorageError> {
         self.file.flush()
     }
-}
-
-fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
 
 /// Returns the CRC-32C, rotated and shifted as the record format requires.
@@ -97,8 +83,8 @@ fn masked_crc(data: &[u8]) -> u32 {
 }
 
 /// Encodes `Event { 1: wall_time, 2: step, ..what }`.
-fn event(wall_time: f64, step: u64, what: &[u8]) -> Vec<u8> {
-    [&double(1, wall_time)[..], &varint(2, step), what].concat()
+fn event(step: u64, what: &[u8]) -> Vec<u8> {
+    [&double(1, now().as_secs_f64())[..], &varint(2, step), what].concat()
 }
 
 #[cfg(test)]
@@ -143,7 +129,7 @@ mod tests {
     fn scalars_read_back_with_step_tag_and_value() {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = EventWriter::create(folder.path(), None).unwrap();
-        writer.scalars(300, &[("train/loss".to_owned(), 1.5), ("train/lr".to_owned(), 2e-4)]).unwrap();
+        writer.plot(300, vec![("train/loss".to_owned(), 1.5), ("train/lr".to_owned(), 2e-4)], false).unwrap();
         writer.flush().unwrap();
         let records = records(&only_file(folder.path()));
         assert_eq!(records.len(), 2);

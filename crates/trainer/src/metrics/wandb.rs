@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use chrono::DateTime;
 use schemars::JsonSchema;
@@ -21,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::metrics::protobuf::{bytes, fields, string, varint};
 use crate::metrics::transaction_log::{self, TransactionLog};
-use crate::metrics::{EvalMetrics, MetricSink, RunEnd, StepMetrics};
+use crate::metrics::{MetricSink, RunEnd, now};
 use crate::storage::StorageError;
 
 /// `[wandb]`: a run of Weights & Biases that gets the plan's decisions and the metrics too.
@@ -29,7 +29,7 @@ use crate::storage::StorageError;
 #[serde(deny_unknown_fields)]
 pub struct WandbSection {
     /// Project of the run. Default "firebrick".
-    #[serde(default = "default_project")]
+    #[serde(default = "super::program")]
     pub project: String,
     /// User or team that the project belongs to. Default: absent, that of the login.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -49,10 +49,6 @@ pub enum WandbMode {
     Online,
     /// Sent by the user.
     Offline,
-}
-
-fn default_project() -> String {
-    "firebrick".to_owned()
 }
 
 const PROGRAM: &str = "wandb";
@@ -146,34 +142,6 @@ impl Wandb {
         self.log.append(&[varint(1, self.records), bytes(number, message)].concat())
     }
 
-    /// Adds numbers to the row of a step. Numbers of a step that an earlier part has written are the same again, except for an evaluation that was
-    /// still due.
-    fn add(&mut self, step: u64, scalars: Vec<(String, f64)>, is_evaluation: bool) -> Result<(), StorageError> {
-        if let Some(Ok(Some(status))) = self.sync.as_mut().map(Child::try_wait) {
-            self.sync = None;
-            let output = self.folder.join("sync.log");
-            tracing::warn!(
-                "W&B's program ended before the run ({status}): see {}; {}",
-                output.display(),
-                self.advice()
-            );
-        }
-        if self.step_before.is_some_and(|last| step < last || step == last && !is_evaluation) {
-            return Ok(());
-        }
-        match &mut self.row {
-            Some((at, values)) if *at == step => {
-                values.extend(scalars);
-                Ok(())
-            }
-            _ => {
-                let written = self.write_row();
-                self.row = Some((step, scalars));
-                written
-            }
-        }
-    }
-
     fn write_row(&mut self) -> Result<(), StorageError> {
         let Some((step, values)) = self.row.take() else { return Ok(()) };
         let now = (self.now)();
@@ -227,12 +195,32 @@ impl Wandb {
 }
 
 impl MetricSink for Wandb {
-    fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError> {
-        self.add(metrics.step, metrics.scalars(), false)
-    }
-
-    fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError> {
-        self.add(metrics.step, metrics.scalars(), true)
+    /// Adds numbers to the row of a step. Numbers of a step that an earlier part has written are the same again, except for an evaluation that was
+    /// still due.
+    fn plot(&mut self, step: u64, scalars: Vec<(String, f64)>, is_evaluation: bool) -> Result<(), StorageError> {
+        if let Some(Ok(Some(status))) = self.sync.as_mut().map(Child::try_wait) {
+            self.sync = None;
+            let output = self.folder.join("sync.log");
+            tracing::warn!(
+                "W&B's program ended before the run ({status}): see {}; {}",
+                output.display(),
+                self.advice()
+            );
+        }
+        if self.step_before.is_some_and(|last| step < last || step == last && !is_evaluation) {
+            return Ok(());
+        }
+        match &mut self.row {
+            Some((at, values)) if *at == step => {
+                values.extend(scalars);
+                Ok(())
+            }
+            _ => {
+                let written = self.write_row();
+                self.row = Some((step, scalars));
+                written
+            }
+        }
     }
 
     fn flush(&mut self) -> Result<(), StorageError> {
@@ -341,10 +329,6 @@ fn new_id(run_folder: &Path) -> String {
 fn date(unix_seconds: u64) -> String {
     let time = i64::try_from(unix_seconds).ok().and_then(|seconds| DateTime::from_timestamp(seconds, 0));
     time.unwrap_or_default().format("%Y%m%d_%H%M%S").to_string()
-}
-
-fn now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -248,6 +248,7 @@ mod tests {
         check_model(None, None).unwrap();
         check_model(None, Some(7)).unwrap_err();
         check_model(Some(7), None).unwrap_err();
-        check_model(Some(7), Some(8)).unwrap_err();
+        let message = check_model(Some(7), Some(8)).unwrap_err().to_string();
+        assert!(message.contains("than the run began with (weights 0000000000000007)"), "{message}");
     }
 }

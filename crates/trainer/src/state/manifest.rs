@@ -210,6 +210,11 @@ mod tests {
                 assert!(matches!(error, StorageError::Damaged { .. }), "{name}, bit {bit}: {error}");
                 assert!(error.to_string().contains(&path.display().to_string()), "{name}, bit {bit}: {error}");
             }
+            fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+            let message = Manifest::check(folder.path()).unwrap_err().to_string();
+            assert!(message.contains(&path.display().to_string()), "{message}");
+            fs::remove_file(&path).unwrap();
+            assert!(Manifest::check(folder.path()).is_err());
         }
     }
 

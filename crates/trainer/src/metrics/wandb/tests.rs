@@ -1,7 +1,7 @@
 //! W&B's log: its bytes are those of W&B's own package, and a resumed run goes on in the same run.
 
 use super::*;
-use crate::metrics::Evaluation;
+use crate::metrics::{EvalMetrics, Evaluation, StepMetrics};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/run-golden01.wandb");
 
