@@ -19,6 +19,15 @@ pub(crate) const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
     <|{{ message.role }}|>\n{{ message.content }}{{ eos_token }}\n{% endfor %}\n\
     {% if add_generation_prompt %}\n<|assistant|>\n{% endif %}\n";
 
+/// A post-processor that adds a token to the beginning of every text.
+pub(crate) fn adding(token: u32) -> Json {
+    json!({
+        "type": "TemplateProcessing", "pair": [],
+        "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
+        "special_tokens": { "<s>": { "id": "<s>", "ids": [token], "tokens": ["<s>"] } }
+    })
+}
+
 /// The content of the folder.
 pub(crate) struct TestTokenizer<'a> {
     /// `chat_template.jinja`.
@@ -41,15 +50,7 @@ impl TestTokenizer<'_> {
         let folder = TempDir::new().unwrap();
         let mut tokenizer: Json = serde_json::from_str(BYTES).unwrap();
         if self.adds_bos {
-            tokenizer["post_processor"] = json!({
-                "type": "TemplateProcessing",
-                "single": [
-                    { "SpecialToken": { "id": "<s>", "type_id": 0 } },
-                    { "Sequence": { "id": "A", "type_id": 0 } }
-                ],
-                "pair": [],
-                "special_tokens": { "<s>": { "id": "<s>", "ids": [BOS], "tokens": ["<s>"] } }
-            });
+            tokenizer["post_processor"] = adding(BOS);
         }
         write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
         write(folder.path().join("tokenizer_config.json"), self.config.to_string()).unwrap();

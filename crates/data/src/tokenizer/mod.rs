@@ -371,7 +371,7 @@ mod tests {
 
     use super::*;
     use crate::record_format::Chat;
-    use crate::test_tokenizer::{BOS, EOS, TestTokenizer};
+    use crate::test_tokenizer::{BOS, EOS, TestTokenizer, adding};
 
     fn hello() -> Chat {
         Chat::new(&[("user", "hello")])
@@ -456,21 +456,10 @@ mod tests {
                 "add_prefix_space": false
             })
         };
-        let template = |id: u32| {
-            json!({
-                "type": "TemplateProcessing", "pair": [],
-                "single": [
-                    { "SpecialToken": { "id": "<s>", "type_id": 0 } },
-                    { "Sequence": { "id": "A", "type_id": 0 } }
-                ],
-                "special_tokens": { "<s>": { "id": "<s>", "ids": [id], "tokens": ["<s>"] } }
-            })
-        };
         let load = |post_processor: Json| {
             Tokenizer::from_folder(TestTokenizer::default().write_with("post_processor", post_processor).path())
         };
-        for (good, bad, id) in [(roberta(EOS), roberta(262), 262), (template(BOS), template(256_000_768), 256_000_768)]
-        {
+        for (good, bad, id) in [(roberta(EOS), roberta(262), 262), (adding(BOS), adding(256_000_768), 256_000_768)] {
             assert!(load(good).is_ok());
             for bad in [bad.clone(), json!({ "type": "Sequence", "processors": [bad] })] {
                 let error = load(bad).unwrap_err().to_string();

@@ -227,7 +227,6 @@ mod tests {
     fn the_newest_run_has_a_checkpoint() {
         let output = tempfile::tempdir().unwrap();
         let newest = || newest_run(output.path(), "run").map_err(|error| error.to_string());
-        assert!(newest().unwrap_err().contains("there is no such folder"));
         let runs: Vec<RunFolder> = (0..3).map(|_| RunFolder::create(output.path(), "run").unwrap()).collect();
         assert!(newest().unwrap_err().contains("no complete checkpoint"));
         save(&runs[0], 9);

@@ -72,7 +72,7 @@ fn a_wrong_file_name_is_detected_by_the_first_bytes() {
 }
 
 #[test]
-fn a_model_and_a_shell_s_home_are_no_data() {
+fn a_model_and_a_program_are_no_data() {
     let folder = Folder::new();
     folder.write("model/config.json", "{}");
     folder.write("model/tokenizer.json", "{}");
@@ -90,8 +90,6 @@ fn a_model_and_a_shell_s_home_are_no_data() {
         let message = error_of(&folder.spec(name));
         assert!(message.contains(name) && message.contains(part), "{message}");
     }
-    let message = error_of(&SourceSpec::new("~/train.jsonl"));
-    assert!(message.contains("'~' and variables stand for folders in a shell alone"), "{message}");
 }
 
 /// The commands that messages advise for other encodings, run on what they are for.
