@@ -225,20 +225,9 @@ mod tests {
 
     #[test]
     fn stacks_have_the_matrices_of_all_experts_below_each_other_and_fused_ones_gate_before_up() {
-        let experts = |fused| MlpSpec::Experts {
-            count: 3,
-            top_k: 2,
-            intermediate_size: 6,
-            activation: Activation::Silu,
-            router: RouterSpec::softmax(true),
-            shared: None,
-            names: ExpertNames::Mixtral,
-            fused,
-            bias: false,
-            mxfp4: false,
-        };
         let mut spec = tiny(&[]).unwrap().spec;
-        spec.layers[1].mlp = experts(false);
+        let (sizes, router) = ([3, 2, 6], RouterSpec::softmax(true));
+        spec.layers[1].mlp = MlpSpec::experts(ExpertNames::Mixtral, sizes, Activation::Silu, router, None);
         let groups = spec.layer_groups(1);
         let [gate_up, down] = mlp(&groups);
         assert_eq!((gate_up.experts, &gate_up.parts[..], down.in_features), (Some(3), &[6, 6][..], 6));
@@ -252,7 +241,8 @@ mod tests {
         let singles: Vec<_> = up.single_modules().into_iter().map(|module| module.columns).collect();
         assert_eq!(singles, [6..12, 6..12, 6..12]);
         let (parameters, tensors) = (spec.parameters(), spec.tensors().len());
-        spec.layers[1].mlp = experts(true);
+        let MlpSpec::Experts { fused, .. } = &mut spec.layers[1].mlp else { panic!("a mixture") };
+        *fused = true;
         let groups = spec.layer_groups(1);
         let [gate_up, down] = mlp(&groups);
         let [module] = &gate_up.modules[..] else { panic!("one module") };

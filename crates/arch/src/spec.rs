@@ -317,6 +317,19 @@ impl Activation {
 }
 
 impl MlpSpec {
+    /// Describes a mixture of this many experts, experts per token, and values of an expert's hidden width. Its projections have no biases, and a
+    /// checkpoint stores them apart and unquantized.
+    pub const fn experts(
+        names: ExpertNames,
+        [count, top_k, intermediate_size]: [usize; 3],
+        activation: Activation,
+        router: RouterSpec,
+        shared: Option<SharedExpertSpec>,
+    ) -> Self {
+        let (fused, bias, mxfp4) = (false, false, false);
+        Self::Experts { count, top_k, intermediate_size, activation, router, shared, names, fused, bias, mxfp4 }
+    }
+
     /// Returns the hidden width of the MLP, or of one expert.
     pub fn intermediate_size(&self) -> usize {
         match self {

@@ -31,28 +31,20 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
     let (count, top_k) = experts(json, ["n_routed_experts", "num_local_experts"], [128, 8], layers)?;
     let intermediate_size = size_or(json, "moe_intermediate_size", 1408)?;
-    let shared = intermediate_size.saturating_mul(size_or(json, "n_shared_experts", 1)?);
-    Ok(MlpSpec::Experts {
-        count,
-        top_k,
-        intermediate_size,
-        activation: activation(json)?,
-        router: RouterSpec {
-            scores: RouterScores::Sigmoid,
-            normalizes: bool_or(json, "norm_topk_prob", true)?,
-            epsilon: 1e-20,
-            scale: positive_or(json, "routed_scaling_factor", 1.0)?,
-            corrects: true,
-            bias: false,
-            groups: groups(json, count, top_k)?,
-            scaled: false,
-        },
-        shared: Some(SharedExpertSpec { intermediate_size: shared, gated: false, normed: false }),
-        names: ExpertNames::DeepSeek,
-        fused: false,
-        bias: false,
-        mxfp4: false,
-    })
+    let sizes = [count, top_k, intermediate_size];
+    let intermediate_size = intermediate_size.saturating_mul(size_or(json, "n_shared_experts", 1)?);
+    let shared = Some(SharedExpertSpec { intermediate_size, gated: false, normed: false });
+    let activation = activation(json)?;
+    let router = RouterSpec {
+        scores: RouterScores::Sigmoid,
+        normalizes: bool_or(json, "norm_topk_prob", true)?,
+        epsilon: 1e-20,
+        scale: positive_or(json, "routed_scaling_factor", 1.0)?,
+        corrects: true,
+        groups: groups(json, count, top_k)?,
+        ..RouterSpec::softmax(true)
+    };
+    Ok(MlpSpec::experts(ExpertNames::DeepSeek, sizes, activation, router, shared))
 }
 
 /// Reads `n_group` and `topk_group`; `None` if every group is chosen, so that groups decide nothing.

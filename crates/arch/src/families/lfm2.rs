@@ -92,25 +92,14 @@ fn gated(intermediate_size: usize) -> MlpSpec {
 
 fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
     let (count, top_k) = experts(json, ["num_experts", "num_local_experts"], [32, 4], layers)?;
-    Ok(MlpSpec::Experts {
-        count,
-        top_k,
-        intermediate_size: size_or(json, "moe_intermediate_size", 1792)?,
-        activation: Activation::Silu,
-        router: RouterSpec {
-            scores: RouterScores::Sigmoid,
-            normalizes: bool_or(json, "norm_topk_prob", true)?,
-            epsilon: 1e-6,
-            scale: positive_or(json, "routed_scaling_factor", 1.0)?,
-            corrects: bool_or(json, "use_expert_bias", true)?,
-            bias: false,
-            groups: None,
-            scaled: false,
-        },
-        shared: None,
-        names: ExpertNames::Lfm2,
-        fused: false,
-        bias: false,
-        mxfp4: false,
-    })
+    let sizes = [count, top_k, size_or(json, "moe_intermediate_size", 1792)?];
+    let router = RouterSpec {
+        scores: RouterScores::Sigmoid,
+        normalizes: bool_or(json, "norm_topk_prob", true)?,
+        epsilon: 1e-6,
+        scale: positive_or(json, "routed_scaling_factor", 1.0)?,
+        corrects: bool_or(json, "use_expert_bias", true)?,
+        ..RouterSpec::softmax(true)
+    };
+    Ok(MlpSpec::experts(ExpertNames::Lfm2, sizes, Activation::Silu, router, None))
 }

@@ -22,17 +22,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         let advice = "Noise on the router's input is not supported; set it to 0";
         return Err(json.unsupported("router_jitter_noise", noise, advice));
     }
-    let mlp = MlpSpec::Experts {
-        count,
-        top_k,
-        intermediate_size: size(json, "intermediate_size")?,
-        activation: activation(json)?,
-        router: RouterSpec::softmax(true),
-        shared: None,
-        names: ExpertNames::Mixtral,
-        fused: false,
-        bias: false,
-        mxfp4: false,
-    };
+    let sizes = [count, top_k, size(json, "intermediate_size")?];
+    let mlp = MlpSpec::experts(ExpertNames::Mixtral, sizes, activation(json)?, RouterSpec::softmax(true), None);
     base.model(base.equal_layers(mlp, LayerNorms::Pre), vec![rope_with_theta(json, &base, DEFAULT_THETA)?])
 }

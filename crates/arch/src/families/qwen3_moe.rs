@@ -33,18 +33,9 @@ pub(super) fn mixture(
     shared: Option<SharedExpertSpec>,
 ) -> Result<MlpSpec, ArchError> {
     let (count, top_k) = experts(json, ["num_experts", "num_local_experts"], [count, top_k], layers)?;
-    Ok(MlpSpec::Experts {
-        count,
-        top_k,
-        intermediate_size: size_or(json, "moe_intermediate_size", width)?,
-        activation: activation(json)?,
-        router: RouterSpec::softmax(bool_or(json, "norm_topk_prob", false)?),
-        shared,
-        names: ExpertNames::Qwen,
-        fused: false,
-        bias: false,
-        mxfp4: false,
-    })
+    let (sizes, activation) = ([count, top_k, size_or(json, "moe_intermediate_size", width)?], activation(json)?);
+    let router = RouterSpec::softmax(bool_or(json, "norm_topk_prob", false)?);
+    Ok(MlpSpec::experts(ExpertNames::Qwen, sizes, activation, router, shared))
 }
 
 /// Reads the MLP of a layer that is no mixture; an absent key means this width.

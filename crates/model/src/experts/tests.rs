@@ -21,18 +21,9 @@ fn config(top_k: usize) -> ModelConfig {
     config.spec.initializer_range = 0.3;
     for layer in &mut config.spec.layers {
         layer.norms = LayerNorms::PreAndPost;
-        layer.mlp = MlpSpec::Experts {
-            count: 3,
-            top_k,
-            intermediate_size: 6,
-            activation: Activation::GeluTanh,
-            router: RouterSpec { scaled: true, ..RouterSpec::softmax(true) },
-            shared: Some(SharedExpertSpec { intermediate_size: 12, gated: false, normed: true }),
-            names: ExpertNames::Gemma4,
-            fused: false,
-            bias: false,
-            mxfp4: false,
-        };
+        let router = RouterSpec { scaled: true, ..RouterSpec::softmax(true) };
+        let shared = Some(SharedExpertSpec { intermediate_size: 12, gated: false, normed: true });
+        layer.mlp = MlpSpec::experts(ExpertNames::Gemma4, [3, top_k, 6], Activation::GeluTanh, router, shared);
     }
     config
 }

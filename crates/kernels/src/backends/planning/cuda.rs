@@ -389,18 +389,8 @@ mod tests {
     #[test]
     fn experts_have_codes_of_all_matrices_and_of_every_row_where_one_launch_reads_them() {
         let mut model = llama_3_1_8b();
-        let mlp = MlpSpec::Experts {
-            count: 16,
-            top_k: 4,
-            intermediate_size: 1024,
-            activation: Activation::Silu,
-            router: RouterSpec::softmax(true),
-            shared: None,
-            names: ExpertNames::Qwen,
-            fused: false,
-            bias: false,
-            mxfp4: false,
-        };
+        let (sizes, router) = ([16, 4, 1024], RouterSpec::softmax(true));
+        let mlp = MlpSpec::experts(ExpertNames::Qwen, sizes, Activation::Silu, router, None);
         model.layers.iter_mut().for_each(|layer| layer.mlp = mlp.clone());
         let bytes = |has_wgmma| {
             let training = TrainingShape { gemms: GemmFormat::Fp8, has_wgmma, ..qlora(1, Recompute::Full) };
