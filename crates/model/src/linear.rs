@@ -12,9 +12,8 @@ use firebrick_arch::{OutputOrder, PieceSpec};
 use firebrick_kernels::linear::into_single;
 use firebrick_kernels::memory::slices;
 use firebrick_kernels::{
-    Adapter, Bias, Dropout, Epilogue, ExpertRows, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels,
-    Magnitude, Mask, Module, ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight,
-    WeightGradient, evenly,
+    Adapter, Bias, Dropout, Epilogue, ExpertRows, GemmFormat, GradientSink, Group, Keep, Kernels, Magnitude, Mask,
+    Module, ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient, evenly,
 };
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -300,14 +299,6 @@ pub struct LinearGroup<B: Kernels> {
     pub dropout: f64,
 }
 
-/// Results of a group's backward for the layer; gradients of the modules went to the sink.
-pub(crate) struct GroupBackward<B: Kernels> {
-    pub(crate) input: InputGradient<B>,
-    pub(crate) norm: Option<Tensor<B, 1>>,
-    pub(crate) output_norm: Option<Tensor<B, 1>>,
-    pub(crate) head_norms: Vec<Option<Tensor<B, 1>>>,
-}
-
 impl<B: Kernels> LinearGroup<B> {
     /// Derives the group's mask in a pass from the pass and the path of its first module. Rows sorted by expert have their tokens' places in the step.
     fn mask(&self, adapters: AdapterPass, rows: Option<&ExpertRows<B>>) -> Option<Mask<B>> {
@@ -329,7 +320,7 @@ impl<B: Kernels> LinearGroup<B> {
         Group { dropout: self.mask(adapters, Some(&rows)), rows: Some(rows), ..self.frozen(adapters) }
     }
 
-    /// Runs the backward of a projection by [`LinearGroup::frozen`].
+    /// Runs the backward of a projection by [`LinearGroup::frozen`]; gradients of the modules go to the sink.
     pub(crate) fn backward(
         &self,
         saved: ProjectSaved<B>,
@@ -337,7 +328,7 @@ impl<B: Kernels> LinearGroup<B> {
         d_residual: Option<Tensor<B, 2>>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
-    ) -> GroupBackward<B> {
+    ) -> ProjectGradients<B> {
         let (group, lent) = self.training(None, adapters, sink);
         let gradients = B::project_backward(saved, group, d_outputs, d_residual);
         self.take_gradients(gradients, lent, sink)
@@ -364,13 +355,12 @@ impl<B: Kernels> LinearGroup<B> {
 
     fn take_gradients(
         &self,
-        gradients: ProjectGradients<B>,
+        mut gradients: ProjectGradients<B>,
         lent: Vec<bool>,
         sink: &mut dyn GradientSink<B>,
-    ) -> GroupBackward<B> {
-        let ProjectGradients { input, norm, output_norm, head_norms, modules } = gradients;
-        self.add_gradients(modules, lent, sink);
-        GroupBackward { input, norm, output_norm, head_norms }
+    ) -> ProjectGradients<B> {
+        self.add_gradients(std::mem::take(&mut gradients.modules), lent, sink);
+        gradients
     }
 
     fn add_gradients(&self, gradients: Vec<ModuleGradients<B>>, lent: Vec<bool>, sink: &mut dyn GradientSink<B>) {
@@ -390,7 +380,7 @@ pub(crate) fn mlp_backward<B: Kernels>(
     d_residual: Option<Tensor<B, 2>>,
     adapters: AdapterPass,
     sink: &mut dyn GradientSink<B>,
-) -> GroupBackward<B> {
+) -> ProjectGradients<B> {
     let (down_group, down_lent) = down.training(rows, adapters, sink);
     let (gate_up_group, lent) = gate_up.training(rows, adapters, sink);
     let groups = [(saved_gate_up, gate_up_group), (saved_down, down_group)];

@@ -7,9 +7,11 @@
 use burn_tensor::Tensor;
 use firebrick_arch::{Activation, RouterSpec};
 use firebrick_kernels::linear::{into_parts, into_single};
-use firebrick_kernels::{Combined, Epilogue, GradientSink, Keep, Kernels, ProjectSaved, Prologue, Routing};
+use firebrick_kernels::{
+    Combined, Epilogue, GradientSink, Keep, Kernels, ProjectGradients, ProjectSaved, Prologue, Routing,
+};
 
-use crate::linear::{AdapterPass, GroupBackward, LinearGroup, mlp_backward};
+use crate::linear::{AdapterPass, LinearGroup, mlp_backward};
 use crate::norm::{Norm, added_to};
 
 /// A shared expert.
@@ -86,7 +88,7 @@ impl<B: Kernels> SharedExpert<B> {
         dx_nd: Tensor<B, 2>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
-    ) -> GroupBackward<B> {
+    ) -> ProjectGradients<B> {
         let SavedShared { gate_up, down, gate } = saved;
         let (dy_nd, dx_nd) = match self.gate.as_ref().zip(gate) {
             Some((gate, SavedGate { projected, weights, y_nd })) => {
