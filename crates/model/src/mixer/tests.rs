@@ -200,13 +200,13 @@ fn pairs_of_keys_that_a_layer_does_not_compute_are_left_out_of_an_adapter() {
     assert_eq!(adapted.count(), 1);
 }
 
+fn greedy(max_new_tokens: usize) -> GenerateOptions {
+    let (stop_tokens, sampler) = (Vec::new(), Sampler::greedy());
+    GenerateOptions { max_new_tokens, stop_tokens, sampler, limits: BatchLimits::NONE }
+}
+
 fn is_written_as_read(model: &Decoder<Flex>) {
-    let options = GenerateOptions {
-        max_new_tokens: 6,
-        stop_tokens: Vec::new(),
-        sampler: Sampler::greedy(),
-        limits: BatchLimits::NONE,
-    };
+    let options = greedy(6);
     let prompts = [vec![1, 5, 2], vec![4], vec![9, 7, 7, 2, 2]];
     let written = model.generate(&prompts, &options).unwrap();
     for (prompt, answer) in prompts.iter().zip(&written) {
@@ -224,12 +224,7 @@ fn is_written_as_read(model: &Decoder<Flex>) {
 #[test]
 fn a_conversation_goes_on_or_starts_again() {
     let model = model(None);
-    let options = |max_new_tokens| GenerateOptions {
-        max_new_tokens,
-        stop_tokens: Vec::new(),
-        sampler: Sampler::greedy(),
-        limits: BatchLimits::NONE,
-    };
+    let options = greedy(4);
     let mut conversation = model.conversation(32);
     let mut answer = |prompt: &[u32]| {
         let mut written = Vec::new();
@@ -237,10 +232,10 @@ fn a_conversation_goes_on_or_starts_again() {
             written.push(token);
             std::ops::ControlFlow::Continue(())
         };
-        model.converse(&mut conversation, prompt, &options(4), go_on).unwrap();
+        model.converse(&mut conversation, prompt, &options, go_on).unwrap();
         written
     };
-    let alone = |prompt: &[u32]| model.generate(&[prompt.to_vec()], &options(4)).unwrap().remove(0);
+    let alone = |prompt: &[u32]| model.generate(&[prompt.to_vec()], &options).unwrap().remove(0);
     let first = answer(&[1, 5, 2]);
     let longer = [&[1, 5, 2][..], &first, &[3, 8]].concat();
     let edited = [1, 5, 2, (first[0] + 1) % 11, 4];
@@ -252,12 +247,7 @@ fn a_conversation_goes_on_or_starts_again() {
 #[test]
 fn an_edited_answer_is_read_on_from_the_prompt_before_it() {
     let model = model(None);
-    let options = GenerateOptions {
-        max_new_tokens: 4,
-        stop_tokens: Vec::new(),
-        sampler: Sampler::greedy(),
-        limits: BatchLimits::NONE,
-    };
+    let options = greedy(4);
     let mut conversation = model.conversation(32);
     for prompt in [&[1, 5, 2][..], &[1, 5, 2, 4, 4]] {
         model.converse(&mut conversation, prompt, &options, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
