@@ -93,26 +93,23 @@ impl FusedTensors {
         stored.collect()
     }
 
-    /// Reads a tensor on disk by its parts, each of which `read` returns as bytes; `None` if it is not fused.
+    /// Reads a tensor on disk by its parts, each of which `read` returns as bytes; by itself if it is not fused.
     pub(crate) fn read(
         &self,
         stored: &str,
         read: &mut impl FnMut(&str) -> Result<Vec<u8>, ModelError>,
-    ) -> Option<Result<Vec<u8>, ModelError>> {
-        let fused = self.tensors.get(stored)?;
+    ) -> Result<Vec<u8>, ModelError> {
+        let Some(fused) = self.tensors.get(stored) else { return read(stored) };
         let mut all = Vec::new();
         for part in &fused.parts {
-            let bytes = match read(&part.name) {
-                Ok(bytes) => bytes,
-                Err(error) => return Some(Err(error)),
-            };
+            let bytes = read(&part.name)?;
             let [experts, inputs, outputs] = fused.sizes;
             let projections = fused.parts.len() / experts;
             let size = bytes.len() / (inputs * outputs / projections);
             all.resize(experts * inputs * outputs * size, 0);
             fused.place(part, &bytes, &mut all, size);
         }
-        Some(Ok(all))
+        Ok(all)
     }
 
     /// Returns whether a tensor on disk holds weights of all experts of a layer, which are no biases.

@@ -122,10 +122,7 @@ pub(super) fn write_sharded(
     };
     let mut read = |stored: &str| match wrapper_tensors.read(stored, dtype)? {
         Some(bytes) => Ok(bytes),
-        None => {
-            let name = text_name(stored);
-            fused.read(&name, &mut of_model).unwrap_or_else(|| of_model(&name))
-        }
+        None => fused.read(&text_name(stored), &mut of_model),
     };
     write_folder(dir, |partial| {
         let infos = fused.stored(config.spec.tensors()).into_iter().map(|(name, shape)| {

@@ -58,7 +58,7 @@ pub(crate) fn write_mxfp4_folder(
             Fetched::Values(values) => bytes_of(name, &values, stored_format(name, dtype)),
             Fetched::Bytes(bytes) => Ok(bytes),
         };
-        fused.read(stored, &mut of_model).unwrap_or_else(|| of_model(stored))
+        fused.read(stored, &mut of_model)
     };
     write_folder(dir, |partial| {
         write_shards(partial, &shards, &mut read)?;
