@@ -189,9 +189,7 @@ impl Value {
 
     /// Describes the states at the starts of chunks, and their gradients.
     pub(crate) const fn states(width: usize) -> Self {
-        let passing = &[Moment::MixerBackward];
-        let states = Self::new(ValueKind::States, width, Recompute::Projections);
-        Self { may_wait: true, alive: Moment::OF_MIXER, passing, forward: 1, ..states }
+        Self { kind: ValueKind::States, ..Self::mixed(width) }
     }
 
     /// Describes a value that later layers read: it is never computed again.
