@@ -42,14 +42,11 @@ impl LoraConfig {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{from_value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::config::tests::tiny;
-
-    fn lora(indices: serde_json::Value) -> LoraConfig {
-        LoraConfig { trainable_token_indices: Some(from_value(indices).unwrap()), ..LoraConfig::default() }
-    }
+    use crate::token_rows::tests::lora;
 
     #[test]
     fn new_tokens_train_in_every_table_that_does_not_train_whole() {

@@ -90,7 +90,7 @@ pub fn token_runs(ids: &[usize]) -> Vec<Range<usize>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use serde_json::{from_value, json};
 
     use super::*;
@@ -98,7 +98,7 @@ mod tests {
     use crate::lora::LoraConfig;
     use crate::tensor_spec::Role;
 
-    fn lora(indices: serde_json::Value) -> LoraConfig {
+    pub(crate) fn lora(indices: serde_json::Value) -> LoraConfig {
         LoraConfig { trainable_token_indices: Some(from_value(indices).unwrap()), ..LoraConfig::default() }
     }
 
