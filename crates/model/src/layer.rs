@@ -76,16 +76,15 @@ pub enum Mlp<B: Kernels> {
 }
 
 impl<B: Kernels> Mlp<B> {
-    /// Iterates over the groups of linear modules, without a router.
-    fn groups(&self) -> impl Iterator<Item = &LinearGroup<B>> {
-        let groups: Vec<&LinearGroup<B>> = match self {
+    /// Returns the groups of linear modules, without a router.
+    fn groups(&self) -> Vec<&LinearGroup<B>> {
+        match self {
             Self::Gated { gate_up, down } => vec![gate_up, down],
             Self::Experts(experts) => {
                 let Experts { gate_up, down, shared, .. } = experts.as_ref();
                 [gate_up, down].into_iter().chain(shared.iter().flat_map(SharedExpert::groups)).collect()
             }
-        };
-        groups.into_iter()
+        }
     }
 
     fn groups_mut(&mut self) -> Vec<&mut LinearGroup<B>> {
