@@ -23,7 +23,7 @@ use firebrick_kernels::{
 use firebrick_precision::QuantFormat;
 
 use card::{Device, device, half, halves};
-use noise::{host, slope_and_noise};
+use noise::{host, random, slope_and_noise};
 
 type Matrix = Tensor<Cuda, 2>;
 
@@ -238,10 +238,6 @@ fn gradients_of_adapters_are_those_of_the_reference_at_every_rank() {
         ([300, 1024], &[(256, 64), (256, 16)]),
     ];
     for (size, modules) in cases {
-        let random = |shape: [usize; 2], size: f64| {
-            Tensor::<Flex, 2>::random(shape, Distribution::Normal(0.0, size), (&Default::default(), DType::F32))
-                .into_data()
-        };
         let [tokens, inputs] = size;
         let outputs = modules.iter().map(|(width, _)| width).sum();
         let mut values = vec![random([tokens, inputs], 1.0), random([tokens, outputs], 1e-2)];
@@ -310,10 +306,6 @@ fn adapters_over_few_rows_are_those_of_the_reference_after_every_prologue() {
         ([257, 4096], &[(256, 16)]),
     ];
     for ([tokens, inputs], modules) in cases {
-        let random = |shape: [usize; 2], size: f64| {
-            Tensor::<Flex, 2>::random(shape, Distribution::Normal(0.0, size), (&Default::default(), DType::F32))
-                .into_data()
-        };
         let mut values = vec![random([tokens, inputs], 1.0), random([tokens, inputs], 1.0), random([1, inputs], 0.2)];
         // The adapters' part is about as large as that of the base.
         let size = 1.0 / (inputs as f64).sqrt();

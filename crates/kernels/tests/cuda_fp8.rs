@@ -10,7 +10,7 @@ mod noise;
 use std::cell::RefCell;
 
 use burn_flex::Flex;
-use burn_tensor::{DType, Distribution, Tensor, TensorData};
+use burn_tensor::{DType, Tensor, TensorData};
 use firebrick_arch::Activation;
 use firebrick_kernels::backends::cuda::{Cuda, RowScaling, block_scales, scale_rows};
 use firebrick_kernels::{
@@ -21,7 +21,7 @@ use firebrick_precision::QuantFormat;
 use firebrick_precision::difference::is_within;
 
 use card::{Device, has_fp8};
-use noise::{host, slope_and_noise};
+use noise::{host, random, slope_and_noise};
 
 type Matrix = Tensor<Cuda, 2>;
 
@@ -67,10 +67,6 @@ struct Inputs {
     shape: [usize; 2],
     /// Rows of each expert; empty if the modules are no stacks.
     counts: Vec<usize>,
-}
-
-fn random(shape: [usize; 2], size: f64) -> TensorData {
-    Tensor::<Flex, 2>::random(shape, Distribution::Normal(0.0, size), (&Default::default(), DType::F32)).into_data()
 }
 
 impl Inputs {

@@ -1,6 +1,11 @@
-//! Measures the accuracy of a result: its slope over the expected values, and the remaining noise.
+//! Measures the accuracy of a result of random values: its slope over the expected values, and the remaining noise.
 
-use burn_tensor::{Tensor, backend::Backend};
+use burn_flex::Flex;
+use burn_tensor::{DType, Distribution, Tensor, TensorData, backend::Backend};
+
+pub(crate) fn random(shape: [usize; 2], size: f64) -> TensorData {
+    Tensor::<Flex, 2>::random(shape, Distribution::Normal(0.0, size), (&Default::default(), DType::F32)).into_data()
+}
 
 pub(crate) fn host<B: Backend>(values: Tensor<B, 2>) -> Vec<f64> {
     values.into_data().convert::<f32>().to_vec::<f32>().unwrap().into_iter().map(f64::from).collect()
