@@ -78,17 +78,14 @@ mod tests {
     use super::*;
     use crate::test_values::Draws;
 
-    fn draws_of_any_length(draws: &mut Draws) -> Vec<f32> {
-        let (length, exponent) = (1 + draws.below(3000), draws.below(12) as i32);
-        draws.vector(length, 10_f32.powi(exponent - 6))
-    }
-
     #[test]
     fn quantizing_twice_changes_nothing() {
         let mut draws = Draws(5);
         let map = DynamicMap::unsigned();
         for _ in 0..50 {
-            let values: Vec<f32> = draws_of_any_length(&mut draws).iter().map(|value| value.abs()).collect();
+            let (length, exponent) = (1 + draws.below(3000), draws.below(12) as i32);
+            let values = draws.vector(length, 10_f32.powi(exponent - 6));
+            let values: Vec<f32> = values.iter().map(|value| value.abs()).collect();
             let once = quantize(&values, map).unwrap();
             assert_eq!(quantize(&once.dequantize(map), map).unwrap(), once);
         }

@@ -168,13 +168,11 @@ impl FromStr for GgufType {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::test_config::tiny;
 
     fn mix(kind: GgufType, layers: usize) -> TypesByTensor {
-        TypesByTensor { layers, ..TypesByTensor::new(kind, &tiny(&[("tie_word_embeddings", json!(false))]).unwrap()) }
+        TypesByTensor { layers, ..TypesByTensor::new(kind, &tiny(&[]).unwrap()) }
     }
 
     #[test]
