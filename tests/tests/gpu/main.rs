@@ -547,9 +547,12 @@ fn heads_of_64_and_128(families: Vec<&'static str>) {
                 let ours = loss_and_gradients(&model, &batch, PassOptions::default());
                 assert!((ours.0 / expected.0 - 1.0).abs() < 1e-2, "{context}: loss {} {}", ours.0, expected.0);
                 assert!(ours.1.keys().eq(expected.1.keys()), "{context}");
-                if (MIXTURES.contains(&family) || family.starts_with("tiny-qwen3-5")) && dtype != DType::F32 {
+                let has_layer_inputs = matches!(family, "tiny-gemma4" | "tiny-gemma4-vl");
+                let is_moved = MIXTURES.contains(&family) || family.starts_with("tiny-qwen3-5") || has_layer_inputs;
+                if is_moved && dtype != DType::F32 {
                     // The choices of random routers are nearly ties, and rounding sends tokens to other experts. In transformers, bf16 moves the
-                    // gradients of a random Qwen3.5 by 0.4 to 5 times their size, of a Llama by 0.03.
+                    // gradients of a random Qwen3.5 by 0.4 to 5 times their size, of a Gemma 4 with inputs of each layer by 0.1 to 2 (twelve
+                    // models), of a Llama by 0.03.
                     continue;
                 }
                 let tolerance = if family == "tiny-olmo-hybrid" { f64::max(tolerance, IN_TF32) } else { tolerance };
