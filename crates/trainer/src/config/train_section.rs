@@ -120,8 +120,8 @@ section! {
         spike_factor: f64 = 0.0, ZeroOrMore(FACTOR) => MayChange;
         /// So many steps in a row may be skipped; the next such step ends the run as "stop" does. Default 10.
         max_skipped_steps: u64 = 10, Whole(0, COUNT) => MayChange;
-        /// Passes over the data; may be a fraction. Default, if `steps` is absent: as many as make about 150 steps, from 1 to 10; 1 for pairs,
-        /// rewards and new weights.
+        /// Passes over the data; may be a fraction. Default, if `steps` is absent: by the size of the data, from 10 to 1; 1 for pairs, rewards and
+        /// new weights.
         epochs: Option<f64> = None, AboveZero(EPOCHS);
         /// Optimizer steps, instead of `epochs`. Default: absent.
         steps: Option<u64> = None, Whole(1, COUNT);

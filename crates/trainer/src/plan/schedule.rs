@@ -98,10 +98,10 @@ mod tests {
         // 100 rows in steps of 1, 2, 10 and 50.
         let rows = ["1", "2", "10", "50"].map(|rows| format!("train.micro_batch_size={rows}"));
         let by_size = rows.map(|rows| steps(&["train.epochs=", &rows]));
-        assert_eq!(by_size.each_ref().map(|steps| steps.value), [200, 150, 100, 20]);
+        assert_eq!(by_size.each_ref().map(|steps| steps.value), [300, 150, 80, 20]);
         let why = &by_size[0].reason;
         assert!(
-            why.starts_with("2 epochs of 100 rows, 1 row per step") && why.contains("train.epochs is open"),
+            why.starts_with("3 epochs of 100 rows, 1 row per step") && why.contains("train.epochs is open"),
             "{why}"
         );
         assert_eq!((steps(&["train.epochs=1"]).value, steps(&["train.steps=7"]).value), (100, 7));

@@ -196,7 +196,7 @@ mod tests {
             "the whole run takes only 4 steps, in which little is learned: set train.epochs to 10, or fewer rows";
         assert!(few.starts_with(start) && few.ends_with("than 25"), "{few}");
         let part = warning(&["train.epochs=0.05"]);
-        assert!(part.contains("only 5 steps") && part.ends_with("set train.epochs to 2"), "{part}");
+        assert!(part.contains("only 5 steps") && part.ends_with("set train.epochs to 3"), "{part}");
         for meant in
             [&["train.steps=3"][..], &["train.micro_batch_size=25", "train.epochs="], &["train.micro_batch_size=10"]]
         {
