@@ -488,9 +488,12 @@ fn defaults_reach_conversations_that_say_nothing_else() {
 }
 
 #[test]
-fn a_built_in_template_is_chosen_by_its_name() {
+fn built_in_templates_need_their_tokens() {
     let mut tokenizer = tokenizer(None);
-    tokenizer.choose_template(&TemplateChoice::Named("zephyr".to_owned())).unwrap();
+    let named = |name: &str| TemplateChoice::Named(name.to_owned());
+    tokenizer.choose_template(&named("zephyr")).unwrap();
     let encoded = encode(&tokenizer, &EncodeOptions::new(99), &chat(&[("user", "q"), ("assistant", "a")])).unwrap();
     assert_eq!(loss_text(&tokenizer, &encoded), [".a</s>."]);
+    let error = tokenizer.choose_template(&named("gemma")).unwrap_err().to_string();
+    assert!(error.contains("<start_of_turn>") && error.contains("\"zephyr\""), "{error}");
 }

@@ -20,7 +20,7 @@ use crate::{HeadPart, HeadRole, HeadsEpilogue, NormWeight, RotaryTables};
 
 /// Fewer tokens leave multiprocessors idle if a block has all heads of its own.
 const FEW_TOKENS: usize = 1024;
-/// Heads of a token in one block then: two of each thread are in flight together where a head has 128 columns.
+/// Heads that a block has of each token if tokens are few: every thread then loads two of 128 columns at a time.
 const HEADS_OF_BLOCK: usize = 16;
 
 /// Heads of a launch: queries, or another part alone, which the kernels treat like queries.

@@ -18,8 +18,9 @@ use crate::backends::planning::passes::{BLOCKS_OF_ROWS, ROWS_TILE};
 
 /// Maximum number of tiles whose columns are divided, as in `low_rank_rows.cu`.
 const MAX_DIVIDED_TILES: usize = 1024;
-/// Columns that a block multiplies at once, and the least that are worth a block of their own.
+/// Columns that a block multiplies in one round.
 const ROUND_COLUMNS: usize = 256;
+/// Minimum columns of a block, if they are divided.
 const MIN_PART_COLUMNS: usize = 4 * ROUND_COLUMNS;
 
 /// What a launch computes: `low` `[n, ranks]` from `a` `[ranks, width]`.
