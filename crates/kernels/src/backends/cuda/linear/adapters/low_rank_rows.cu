@@ -5,7 +5,7 @@
 // ranks of eight rows; its warps divide the columns and add up their sums in a fixed order. Where that makes few blocks, the columns are
 // divided among several as well: the last to arrive adds up the parts of all, in their order, so that results do not depend on scheduling.
 // What is made is stored once, by the blocks of all ranks in turn. A is [ranks, width] in T, below the weight.
-// Trade-off: every eight rows read A again, and every sixteen ranks make x again, which is right while both come from cache.
+// Trade-off: eight rows read A again, sixteen ranks make x again, and parts read all of a norm's rows again, which is right from cache.
 
 constexpr int WARPS = 8, TILE_RANKS = 16, TILE_ROWS = 8, SUMS = TILE_RANKS * TILE_ROWS;
 constexpr int COLUMNS = 32;            // of a warp: eight for each of the four lanes that share a row
@@ -36,6 +36,7 @@ struct Plain {
     long long x_stride;
     typedef Values Loaded;
     DEVICE Values load(int row, int column) const { return Values::load(x + row * x_stride + column); }
+    DEVICE void begin(int) {}
     DEVICE Values make(const Values &loaded, int, int, bool) const { return loaded; }
 };
 
@@ -44,14 +45,39 @@ struct Normed {
     const T *x;
     const float *w;
     long long y_stride;
-    float w_offset, rstd;
     int width;
+    float w_offset, eps, rstd;
     struct Loaded {
         Values x;
         Pack<float, 8> w;
     };
     DEVICE Loaded load(int row, int column) const {
         return {Values::load(x + static_cast<long long>(row) * width + column), Pack<float, 8>::load(w + column)};
+    }
+    // Reads all columns of the rows, while the loads of the block's own are under way.
+    DEVICE void begin(int row) {
+        __shared__ float squares[WARPS][TILE_ROWS];
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = warp * COLUMNS + lane % 4 * 8;
+        const T *of_row = x + static_cast<long long>(row) * width;
+        float sum = 0.0f;
+        for (int column = first; column < width; column += 16 * ROUND) {
+#pragma unroll
+            for (int k = 0; k < 16; ++k) {
+                float value[8], of_eight = 0.0f;
+                (column + k * ROUND < width ? Values::load(of_row + column + k * ROUND) : Values{}).unpack(value);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) of_eight += value[i] * value[i];
+                sum += of_eight;
+            }
+        }
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (lane % 4 == 0) squares[warp][lane / 4] = sum;
+        __syncthreads();
+        sum = 0.0f;
+#pragma unroll
+        for (int other = 0; other < WARPS; ++other) sum += squares[other][lane / 4];
+        rstd = 1.0f / sqrtf(sum / width + eps);
     }
     // As norm.cu rounds it.
     DEVICE Values make(const Loaded &loaded, int row, int column, bool stores) const {
@@ -66,18 +92,19 @@ struct Normed {
 // The last block of a tile gets true, once the parts of all are there.
 DEVICE bool is_last(int tile) {
     __shared__ bool last;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = atomicAdd(&arrived[tile], 1u) == gridDim.z - 1;
+        unsigned before;
+        // Orders what the barriers order: the parts of all threads of this block, and of those that arrived before.
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(&arrived[tile]) : "memory");
+        last = before == gridDim.z - 1;
         if (last) arrived[tile] = 0;
     }
     __syncthreads();
-    __threadfence();
     return last;
 }
 
-template <class Input> DEVICE void low_rank_of(const Product &product, const Input &input) {
+template <class Input> DEVICE void low_rank_of(const Product &product, Input input) {
     __shared__ float sums[WARPS][SUMS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile = blockIdx.y * gridDim.x + blockIdx.x;
     const int first_rank = blockIdx.x * TILE_RANKS, first_row = blockIdx.y * TILE_ROWS;
@@ -98,6 +125,7 @@ template <class Input> DEVICE void low_rank_of(const Product &product, const Inp
             loaded[k] = input.load(row, from);
             upper[k] = Values::load(top + from), lower[k] = Values::load(bottom + from);
         }
+        if (round == 0) input.begin(row);
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {
             const bool inside = column[k] < end, is_turn = (round + k) % gridDim.x == blockIdx.x;
@@ -120,14 +148,14 @@ template <class Input> DEVICE void low_rank_of(const Product &product, const Inp
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) total += sums[w][at];
     }
-    if (gridDim.z > 1) {
-        float *parts = product.parts + static_cast<long long>(tile) * gridDim.z * SUMS;
+    if (const int count = gridDim.z; count > 1) {
+        float *parts = product.parts + static_cast<long long>(tile) * count * SUMS;
         if (at < SUMS) parts[blockIdx.z * SUMS + at] = total;
-        if (!is_last(tile)) return;
+        if (!is_last(tile) || at >= SUMS) return;
         total = 0.0f;
-        if (at < SUMS) {
-#pragma unroll 8
-            for (int part = 0; part < static_cast<int>(gridDim.z); ++part) total += __ldcg(parts + part * SUMS + at);
+        for (int first = 0; first < count; first += 16) {
+#pragma unroll
+            for (int k = 0; k < 16; ++k) total += first + k < count ? __ldcg(parts + first * SUMS + at + k * SUMS) : 0.0f;
         }
     }
     const int to_row = first_row + at / TILE_RANKS, rank = first_rank + at % TILE_RANKS;
@@ -145,30 +173,12 @@ low_rank_rows(const T *x, long long x_stride, T *low, long long low_stride, cons
     low_rank_of(product, Plain{x, x_stride});
 }
 
-// y = x / sqrt(mean(x^2) + eps) * (w + w_offset) as well, at a stride, from x without gaps. All columns are one part.
+// y = x / sqrt(mean(x^2) + eps) * (w + w_offset) as well, at a stride, from x without gaps.
 KERNEL __launch_bounds__(256, 1)
 norm_low_rank_rows(T *y, long long y_stride, const T *x, const float *w, float w_offset, float eps, T *low, long long low_stride,
                    const T *a, long long a_stride, float *parts, int ranks, int n, int width, int part_columns) {
-    __shared__ float squares[WARPS][TILE_ROWS];
-    const int lane = threadIdx.x % 32, row = min(static_cast<int>(blockIdx.y) * TILE_ROWS + lane / 4, n - 1);
-    const T *of_row = x + static_cast<long long>(row) * width;
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int column = threadIdx.x / 32 * COLUMNS + lane % 4 * 8; column < width; column += ROUND) {
-        float value[8];
-        load8(of_row + column, value);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sum += value[i] * value[i];
-    }
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    if (lane % 4 == 0) squares[threadIdx.x / 32][lane / 4] = sum;
-    __syncthreads();
-    sum = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp) sum += squares[warp][lane / 4];
     const Product product = {low, a, parts, low_stride, a_stride, ranks, n, width, part_columns};
-    low_rank_of(product, Normed{y, x, w, y_stride, w_offset, 1.0f / sqrtf(sum / width + eps), width});
+    low_rank_of(product, Normed{y, x, w, y_stride, width, w_offset, eps});
 }
 
 #ifdef ACTIVATION
@@ -182,6 +192,7 @@ struct GatedRows {
     DEVICE Loaded load(int row, int column) const {
         return {Values::load(gate + row * gate_stride + column), Values::load(up + row * up_stride + column)};
     }
+    DEVICE void begin(int) {}
     DEVICE Values make(const Loaded &loaded, int row, int column, bool stores) const {
         float g[8], u[8];
         loaded.gate.unpack(g), loaded.up.unpack(u);

@@ -49,11 +49,11 @@ impl Device {
         let a = self.few_row_a(x.block, group)?;
         let weight = Some(self.norm_weight(norm, x.width)).filter(|weight| weight.address.is_multiple_of(16))?;
         let y = self.empty_with_room([x.rows, x.width], a.rows, x.dtype);
-        let product = Product { low: y.columns_after(a.rows), a, part_columns: x.width, parts: 1 };
+        let product = self.divided(y.columns_after(a.rows), a);
         let arguments = arguments! {
             y: rows(&y), y_stride: long(y.stride), x: rows(x), w: rows(&weight), w_offset: float(norm.offset), eps: float(norm.epsilon),
         };
-        // SAFETY: x is rows of this width without gaps, y at its stride, both on 16 bytes; so is the weight, [width] f32. All columns are one part.
+        // SAFETY: x is rows of this width without gaps, y at its stride, both on 16 bytes; so is the weight, [width] f32.
         unsafe { self.launch_low_rank_rows("norm_low_rank_rows", None, &product, 2 * x.bytes(), arguments) };
         Some(y)
     }
