@@ -1,19 +1,20 @@
-// Attention of single tokens over the keys and values that were stored before: what a step of generation computes. Compiled after
-// prelude.cu alone.
+// Attention of single tokens over the keys and values that were stored before: what a step of generation computes. Compiled after matrix_units.cu.
 //
 // Keys and values of all sequences lie in two matrices of rows [kv_heads * HEAD_DIM]; a sequence's rows are in pages of PAGE_ROWS. Each
-// query has the number of its own key and the pages of its sequence. A team of sixteen lanes, of 32 for wide heads, takes a key at a time and holds a
-// part of each head's columns; the queries that share a key/value head share what is loaded. Softmax is online, per team; teams and parts of the
-// keys are added in a fixed order, so the bits are the same every time.
+// query has the number of its own key and the pages of its sequence. A team of sixteen lanes, of 32 for wide heads, takes a key at a time; where the
+// matrix units take T and the width, a team is a warp and takes sixteen. Queries that share a key/value head share what is loaded. Softmax is online,
+// per team; teams and parts of the keys are added in a fixed order, so the bits are the same every time.
 // Trade-off: several new tokens of one sequence read its keys once each; a prompt is read by the kernels for documents.
 //
 // Macros of the host: HEAD_DIM, a multiple of 16 up to 256, of 32 up to 512; SOFT_CAP: cap of the scaled scores, undefined where there is none;
 // CACHED_QUERIES; PAGE_ROWS.
 
+#define ON_MATRIX_UNITS (!T_IS_F32 && HEAD_DIM % 64 == 0 && HEAD_DIM <= 128 && (T_IS_F16 || __CUDA_ARCH__ >= 800))
+
 namespace cached {
 
 typedef long long Long;
-constexpr int LANES = HEAD_DIM > 256 ? 32 : 16, EACH = HEAD_DIM / LANES, TEAMS = 256 / LANES, OF_WARP = 32 / LANES;
+constexpr int LANES = ON_MATRIX_UNITS || HEAD_DIM > 256 ? 32 : 16, EACH = HEAD_DIM / LANES, TEAMS = 256 / LANES, OF_WARP = 32 / LANES;
 // Keys that a team has under way.
 constexpr int KEYS = EACH >= 16 ? 2 : 4;
 // Queries of a team: what fits into registers.
@@ -21,7 +22,10 @@ constexpr int QUERIES = CACHED_QUERIES;
 constexpr int VECTOR = EACH % 8 == 0 ? 8 : EACH % 4 == 0 ? 4 : EACH % 2 == 0 ? 2 : 1;
 static_assert(EACH * LANES == HEAD_DIM && EACH <= 16, "HEAD_DIM must be a multiple of the lanes, at most 512");
 // Below every score; finite, so that differences are no NaN.
-constexpr float LOWEST = -1e30f;
+constexpr float LOWEST = -1e30f, HIDDEN = 2.0f * LOWEST;
+// Of the teams of a block.
+__shared__ float maxima[TEAMS][QUERIES], sums[TEAMS][QUERIES];
+__shared__ __align__(16) float outs[TEAMS][QUERIES * HEAD_DIM];
 
 DEVICE void load_columns(float (&value)[EACH], const T *head) {
     const T *from = head + threadIdx.x % LANES * EACH;
@@ -54,31 +58,119 @@ DEVICE float sink_of(const float *sinks, int head, float maximum) {
     return sinks == nullptr ? 0.0f : __expf(sinks[head] - maximum);
 }
 
-// What a team knows of a query's softmax.
-struct Softmax {
-    float maximum[QUERIES], sum[QUERIES], out[QUERIES][EACH];
-
-    DEVICE void add(const float (&scores)[KEYS][QUERIES], const float (&values)[KEYS][EACH], const bool (&visible)[KEYS]) {
+#if ON_MATRIX_UNITS
+// Scores are keys [16, columns] times queries [columns, 8], the output values [columns, 16] times exponentials [16, 8], and the sums a matrix of
+// ones times these. A lane loads eight neighboring columns: the products see columns in another order, the same in both factors.
+DEVICE void attend(const T *q, const T *keys, const T *values, const int *pages, Long kv_stride, float scale, int last_query, int begin,
+                   int end, int last) {
+    typedef Pack<T, 8> Values;
+    constexpr int TILE = 16, TILES = HEAD_DIM / TILE;
+    static_assert(PAGE_ROWS % TILE == 0 && QUERIES <= 8, "the keys of a tile are in one page");
+    const int lane = threadIdx.x % 32, team = threadIdx.x / 32, group = lane / 4, member = lane % 4;
+    float out[TILES + 1][4] = {}, maximum[2] = {LOWEST, LOWEST};
+    for (int base = (begin / TILE + team) * TILE; base < end; base += TEAMS * TILE) {
+        const Long first_row = static_cast<Long>(pages[base / PAGE_ROWS]) * PAGE_ROWS + base % PAGE_ROWS;
+        const auto place = [&](int key) { return (first_row + min(key, last - base)) * kv_stride; };
+        // Values come while the keys are multiplied.
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(values + place(lane % TILE) + lane / TILE * 64 % HEAD_DIM));
+        Values value[4][TILES / 4];
+        float score[4] = {}, shrink[2];
 #pragma unroll
-        for (int q = 0; q < QUERIES; ++q) {
-            float highest = maximum[q];
+        for (int i = 0; i < TILES; ++i)
+            value[i % 4][i / 4] = Values::load(values + place(i % 4 / 2 * 8 + member * 2 + i % 2) + i / 4 * 64 + group * 8);
 #pragma unroll
-            for (int key = 0; key < KEYS; ++key) highest = fmaxf(highest, visible[key] ? scores[key][q] : LOWEST);
-            const float shrink = __expf(maximum[q] - highest);
-            maximum[q] = highest;
-            sum[q] *= shrink;
+        for (int i = 0; i < TILES / 2; ++i) {
+            const int at = i * 32 + member * 8;
+            const Values upper = Values::load(keys + place(group) + at), lower = Values::load(keys + place(group + 8) + at);
+            const Values x = Values::load(q + min(group, last_query) * HEAD_DIM + at);
+            for (int k = 0; k < 4; k += 2) {
+                const Word a[4] = {upper.word[k], lower.word[k], upper.word[k + 1], lower.word[k + 1]};
+                multiply_add(score, a, x.word[k], x.word[k + 1]);
+            }
+        }
 #pragma unroll
-            for (int i = 0; i < EACH; ++i) out[q][i] *= shrink;
+        for (int i = 0; i < 2; ++i) {
+            float highest = maximum[i];
+            for (int k = i; k < 4; k += 2) {
+                const int key = base + group + k / 2 * 8;
+                score[k] = key >= begin && key < end ? score_of(score[k], scale) : HIDDEN;
+                highest = fmaxf(highest, score[k]);
+            }
+            for (int step = 4; step < 32; step *= 2) highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, step));
+            score[i] = __expf(score[i] - highest), score[i + 2] = __expf(score[i + 2] - highest);
+            shrink[i] = __expf(maximum[i] - highest), maximum[i] = highest;
+        }
+        const Word first = transposed(pack2<T>(score[0], score[1])), second = transposed(pack2<T>(score[2], score[3]));
 #pragma unroll
+        for (int i = 0; i <= TILES; ++i) {
+            Word a[4];
+            for (int k = 0; k < 4; ++k) {
+                const Word one = value[k / 2 * 2][i % TILES / 4].word[i % 4], next = value[k / 2 * 2 + 1][i % TILES / 4].word[i % 4];
+                a[k] = i == TILES ? pack2<T>(1.0f, 1.0f) : __byte_perm(one, next, k % 2 ? 0x7632 : 0x5410);
+                out[i][k] *= shrink[k % 2];
+            }
+            multiply_add(out[i], a, first, second);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int query = member * 2 + i;
+        if (query >= QUERIES) break;
+        if (group == 0) maxima[team][query] = maximum[i], sums[team][query] = out[TILES][i];
+#pragma unroll
+        for (int k = 0; k < HEAD_DIM / 8; ++k)
+            outs[team][query * HEAD_DIM + k / 8 * 64 + group * 8 + k % 8] = out[k / 2][k % 2 * 2 + i];
+    }
+}
+#else
+DEVICE void attend(const T *q, const T *keys, const T *values, const int *pages, Long kv_stride, float scale, int last_query, int begin,
+                   int end, int last) {
+    const int team = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    float query[QUERIES][EACH], maximum[QUERIES], sum[QUERIES] = {}, out[QUERIES][EACH] = {};
+#pragma unroll
+    for (int i = 0; i < QUERIES; ++i) load_columns(query[i], q + min(i, last_query) * HEAD_DIM), maximum[i] = LOWEST;
+    // The teams of a warp go the same number of rounds: they sum together.
+    for (int base = begin + team / OF_WARP * OF_WARP * KEYS; base < end; base += TEAMS * KEYS) {
+        float scores[KEYS][QUERIES], loaded[KEYS][EACH];
+        Long place[KEYS];
+#pragma unroll
+        for (int key = 0; key < KEYS; ++key) {
+            const int shown = min(base + team % OF_WARP * KEYS + key, last);
+            place[key] = (static_cast<Long>(pages[shown / PAGE_ROWS]) * PAGE_ROWS + shown % PAGE_ROWS) * kv_stride;
+            load_columns(loaded[key], keys + place[key]);
+        }
+#pragma unroll
+        for (int key = 0; key < KEYS; ++key)
+            for (int i = 0; i < QUERIES; ++i) {
+                float product = 0.0f;
+                for (int k = 0; k < EACH; ++k) product += query[i][k] * loaded[key][k];
+                product = score_of(team_sum(product), scale);
+                scores[key][i] = base + team % OF_WARP * KEYS + key < end ? product : HIDDEN;
+            }
+#pragma unroll
+        for (int key = 0; key < KEYS; ++key) load_columns(loaded[key], values + place[key]);
+#pragma unroll
+        for (int i = 0; i < QUERIES; ++i) {
+            float highest = maximum[i];
+            for (int key = 0; key < KEYS; ++key) highest = fmaxf(highest, scores[key][i]);
+            const float shrink = __expf(maximum[i] - highest);
+            maximum[i] = highest, sum[i] *= shrink;
+            for (int k = 0; k < EACH; ++k) out[i][k] *= shrink;
             for (int key = 0; key < KEYS; ++key) {
-                const float p = visible[key] ? __expf(scores[key][q] - highest) : 0.0f;
-                sum[q] += p;
-#pragma unroll
-                for (int i = 0; i < EACH; ++i) out[q][i] += p * values[key][i];
+                const float p = __expf(scores[key][i] - highest);
+                sum[i] += p;
+                for (int k = 0; k < EACH; ++k) out[i][k] += p * loaded[key][k];
             }
         }
     }
-};
+#pragma unroll
+    for (int i = 0; i < QUERIES; ++i) {
+        if (lane == 0) maxima[team][i] = maximum[i], sums[team][i] = sum[i];
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) outs[team][i * HEAD_DIM + lane * EACH + k] = out[i][k];
+    }
+}
+#endif
 
 }   // namespace cached
 
@@ -92,58 +184,13 @@ cached_attention(T *o, float *parts, const T *q, const T *keys, const T *values,
                  long long kv_stride, const int *places, int heads, int kv_heads, float scale, int window,
                  int splits, int part_keys, const float *sinks) {
     using namespace cached;
-    __shared__ float maxima[TEAMS][QUERIES], sums[TEAMS][QUERIES];
-    __shared__ float outs[TEAMS][QUERIES * HEAD_DIM];
-    const int token = blockIdx.y, team = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    const int shared = heads / kv_heads, chunks = (shared + QUERIES - 1) / QUERIES;
+    const int token = blockIdx.y, shared = heads / kv_heads, chunks = (shared + QUERIES - 1) / QUERIES;
     const int kv_head = blockIdx.x / chunks, first_query = blockIdx.x % chunks * QUERIES;
     const int last = places[gridDim.y + token], *pages = places + places[2 * gridDim.y + token];
     const int begin = max(0, last - window + 1) + static_cast<int>(blockIdx.z) * part_keys;
-    const int end = min(last + 1, begin + part_keys);
-
-    float query[QUERIES][EACH];
-    Softmax softmax;
-#pragma unroll
-    for (int i = 0; i < QUERIES; ++i) {
-        const int head = kv_head * shared + min(first_query + i, shared - 1);
-        load_columns(query[i], q + token * q_stride + static_cast<Long>(head) * HEAD_DIM);
-        softmax.maximum[i] = LOWEST, softmax.sum[i] = 0.0f;
-#pragma unroll
-        for (int k = 0; k < EACH; ++k) softmax.out[i][k] = 0.0f;
-    }
-    // The teams of a warp go the same number of rounds: they sum together.
-    for (int base = begin + team / OF_WARP * OF_WARP * KEYS; base < end; base += TEAMS * KEYS) {
-        float scores[KEYS][QUERIES], loaded[KEYS][EACH];
-        bool visible[KEYS];
-        Long place[KEYS];
-#pragma unroll
-        for (int key = 0; key < KEYS; ++key) {
-            const int number = base + team % OF_WARP * KEYS + key, shown = min(number, last);
-            visible[key] = number < end;
-            const Long row = static_cast<Long>(pages[shown / PAGE_ROWS]) * PAGE_ROWS + shown % PAGE_ROWS;
-            place[key] = row * kv_stride + static_cast<Long>(kv_head) * HEAD_DIM;
-            load_columns(loaded[key], keys + place[key]);
-        }
-#pragma unroll
-        for (int key = 0; key < KEYS; ++key)
-#pragma unroll
-            for (int i = 0; i < QUERIES; ++i) {
-                float product = 0.0f;
-#pragma unroll
-                for (int k = 0; k < EACH; ++k) product += query[i][k] * loaded[key][k];
-                scores[key][i] = score_of(team_sum(product), scale);
-            }
-#pragma unroll
-        for (int key = 0; key < KEYS; ++key) load_columns(loaded[key], values + place[key]);
-        softmax.add(scores, loaded, visible);
-    }
-
-#pragma unroll
-    for (int i = 0; i < QUERIES; ++i) {
-        if (lane == 0) maxima[team][i] = softmax.maximum[i], sums[team][i] = softmax.sum[i];
-#pragma unroll
-        for (int k = 0; k < EACH; ++k) outs[team][i * HEAD_DIM + lane * EACH + k] = softmax.out[i][k];
-    }
+    const Long of_head = static_cast<Long>(kv_head) * HEAD_DIM, first_head = kv_head * shared + first_query;
+    attend(q + token * q_stride + first_head * HEAD_DIM, keys + of_head, values + of_head, pages, kv_stride, scale,
+           shared - first_query - 1, begin, min(last + 1, begin + part_keys), last);
     __syncthreads();
     for (int at = threadIdx.x; at < QUERIES * HEAD_DIM; at += 256) {
         const int i = at / HEAD_DIM, column = at % HEAD_DIM;

@@ -19,6 +19,8 @@ use crate::{CachedTokens, KvCache, Sinks};
 
 /// Minimum keys per block of a split.
 const MIN_PART_KEYS: usize = 128;
+/// Keys that a warp takes at a time; parts begin with them, but for a window's.
+const TILE_KEYS: usize = 16;
 /// Visible keys are counted in steps of this size, or of half of it while there are no more.
 const SEEN_STEP: usize = 256;
 const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
@@ -77,7 +79,7 @@ impl Device {
         let seen = spec.window.unwrap_or(usize::MAX).min(counted(tokens.longest()));
         // The split that turns the blocks over all keys into enough to keep the device busy.
         let enough = (BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors).div_ceil((blocks * q.rows).max(1));
-        let part_keys = seen.div_ceil(enough).max(MIN_PART_KEYS).min(seen.max(1));
+        let part_keys = seen.div_ceil(enough).max(MIN_PART_KEYS).next_multiple_of(TILE_KEYS).min(seen.max(1));
         let splits = seen.div_ceil(part_keys);
         let parts = match splits {
             1 => 0,

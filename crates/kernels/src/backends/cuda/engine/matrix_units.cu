@@ -18,6 +18,13 @@ DEVICE void load_matrices_transposed(Word (&r)[4], Word address) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
 }
 
+// An 8x8 matrix of which each lane has a word.
+DEVICE Word transposed(Word word) {
+    Word result;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
+    return result;
+}
+
 // c[16, 8] += a[16, 16] b[16, 8]
 DEVICE void multiply_add(float (&c)[4], const Word (&a)[4], Word b0, Word b1) {
 #if T_IS_BF16

@@ -185,7 +185,7 @@ impl Source {
     /// Returns path and text of its files, in order; the last one names the program.
     pub(super) fn files(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::CachedAttention(_) => sources!("attention/cached_attention.cu"),
+            Self::CachedAttention(_) => sources!("engine/matrix_units.cu", "attention/cached_attention.cu"),
             Self::Columns => sources!("engine/columns.cu"),
             Self::Conv { .. } => sources!("conv/conv.cu"),
             Self::CrossEntropy(_) => sources!("loss/cross_entropy.cu"),

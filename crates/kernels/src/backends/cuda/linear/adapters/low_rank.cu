@@ -41,12 +41,6 @@ struct Rows {
     long long stride;
 };
 
-DEVICE Word transposed(Word word) {
-    Word result;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(word));
-    return result;
-}
-
 // What `walk` gets: inputs, pieces of columns per warp, and how many of the made values are summed over tokens and over columns.
 template <int INPUTS_, int PIECES_, int OVER_TOKENS_, int OVER_COLUMNS_> struct Walk {
     static constexpr int INPUTS = INPUTS_, PIECES = PIECES_, OVER_TOKENS = OVER_TOKENS_, OVER_COLUMNS = OVER_COLUMNS_;
