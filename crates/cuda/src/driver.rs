@@ -14,7 +14,7 @@ use std::path::Path;
 use std::ptr;
 
 use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent, CUfunction, CUresult};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent, CUfunction, CUresult, CUstream};
 use libloading::Library;
 
 use crate::error::CudaError;
@@ -40,9 +40,33 @@ pub(crate) type EncodeTiled = unsafe extern "C" fn(
     u32,
 ) -> Status;
 
+/// `CUlaunchConfig` of cuda.h with one attribute.
+#[repr(C)]
+pub(crate) struct LaunchConfig {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    pub(crate) stream: CUstream,
+    pub(crate) attributes: *const LaunchAttribute,
+    pub(crate) count: u32,
+}
+
+/// `CUlaunchAttribute` of cuda.h.
+#[repr(C)]
+pub(crate) struct LaunchAttribute {
+    pub(crate) id: u32,
+    pub(crate) padding: u32,
+    pub(crate) value: [u64; 8],
+}
+
+type LaunchKernelEx =
+    unsafe extern "C" fn(*const LaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void) -> Status;
+
 /// Functions looked up by name.
 #[derive(Clone, Copy)]
 struct Symbols {
+    /// `cuLaunchKernelEx`, where graphs record launches that start early.
+    launch_kernel_ex: Option<LaunchKernelEx>,
     /// `cuCtxRecordEvent` and `cuCtxWaitEvent`, available since CUDA 12.5.
     context_events: Option<[unsafe extern "C" fn(CUcontext, CUevent) -> Status; 2]>,
     event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> Status,
@@ -80,6 +104,9 @@ impl Driver {
     /// The minimum CUDA version, `1000 * major + 10 * minor`: that of R535.
     pub const MINIMUM_VERSION: u32 = 12_020;
 
+    /// The version whose graphs record launches that start before earlier work has ended: 12.3, and one for its mistakes.
+    const LAUNCHES_EARLY_SINCE: u32 = 12_040;
+
     /// The version that introduced `cuCtxRecordEvent` and `cuCtxWaitEvent`.
     const ORDERS_CONTEXTS_SINCE: u32 = 12_050;
 
@@ -103,6 +130,9 @@ impl Driver {
         let mut driver = Self { version, imitation, symbols };
         if imitation.driver.is_some_and(|imitated| imitated < Self::ORDERS_CONTEXTS_SINCE) {
             driver = driver.without_context_events();
+        }
+        if imitation.driver.unwrap_or(version) < Self::LAUNCHES_EARLY_SINCE {
+            driver.symbols.launch_kernel_ex = None;
         }
         // Function pointers into the library are kept, and cudarc opens the same file, so it must never be unloaded.
         std::mem::forget(library);
@@ -203,6 +233,30 @@ impl Driver {
         self.status("cuCtxWaitEvent", unsafe { wait(context, event) }).map(|()| true)
     }
 
+    /// Returns whether kernels may start before earlier work has ended, on cards of compute capability 9.0 or later.
+    pub fn launches_early(&self) -> bool {
+        self.symbols.launch_kernel_ex.is_some()
+    }
+
+    /// Launches a kernel with attributes.
+    ///
+    /// # Safety
+    /// The function must belong to a loaded module, what the configuration names must be alive, and there must be an address for each parameter.
+    ///
+    /// # Panics
+    /// If [`Driver::launches_early`] is false.
+    pub(crate) unsafe fn launch_with(
+        &self,
+        config: &LaunchConfig,
+        function: CUfunction,
+        addresses: &mut [*mut c_void],
+    ) -> Result<(), CudaError> {
+        let launch = self.symbols.launch_kernel_ex.expect("the caller has asked");
+        // SAFETY: the caller's promise.
+        let status = unsafe { launch(config, function, addresses.as_mut_ptr(), ptr::null_mut()) };
+        self.status("cuLaunchKernelEx", status)
+    }
+
     /// Returns the milliseconds between two recorded events.
     ///
     /// # Safety
@@ -269,6 +323,7 @@ impl Symbols {
         unsafe {
             let (record, wait) = (symbol(library, file, "cuCtxRecordEvent"), symbol(library, file, "cuCtxWaitEvent"));
             Ok(Self {
+                launch_kernel_ex: symbol(library, file, "cuLaunchKernelEx").ok(),
                 context_events: record.and_then(|record| Ok([record, wait?])).ok(),
                 event_elapsed_time: symbol(library, file, "cuEventElapsedTime")?,
                 func_get_param_info: symbol(library, file, "cuFuncGetParamInfo").ok(),

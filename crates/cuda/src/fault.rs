@@ -17,7 +17,7 @@ pub fn fail_device(ordinal: usize) -> Result<(), CudaError> {
     let program = Program { name: "trap.cu".to_owned(), source: SOURCE.to_owned(), options: Vec::new() };
     let image = Compiler::load()?.compile(&program, driver.device(ordinal)?.compute_capability)?;
     let kernel = Module::load(&context, &image)?.kernel("trap")?;
-    let shape = LaunchShape { grid: [1, 1, 1], block: [1, 1, 1], shared_bytes: 0 };
+    let shape = LaunchShape { grid: [1, 1, 1], block: [1, 1, 1], shared_bytes: 0, starts_early: false };
     // SAFETY: the kernel takes no arguments and touches no memory.
     unsafe { kernel.launch(&stream, shape, &Arguments::new()) }
 }

@@ -51,7 +51,7 @@ fn device_and_module() -> Option<(Device, Module)> {
     Some((gpu, module))
 }
 
-const SHAPE: LaunchShape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
+const SHAPE: LaunchShape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0, starts_early: false };
 
 fn arguments_of_line(y: &DeviceBuffer, x: &DeviceBuffer, line: &Line) -> Arguments {
     Arguments::new().address(y.address()).address(x.address()).value(line).i64(COUNT as i64)
@@ -158,7 +158,7 @@ fn as_many_graphs_as_are_kept_take_little_memory() {
 fn wrong_arguments_are_refused_before_the_launch() {
     let Some((gpu, module)) = device_and_module() else { return };
     let kernel = module.kernel("reversed").expect("it is in the program");
-    let shape = LaunchShape { grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
+    let shape = LaunchShape { grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 0, starts_early: false };
     for wrong in [Arguments::new().address(0), Arguments::new().address(0).i64(0)] {
         // SAFETY: the launch is refused, which is tested here; with a count of zero, the kernel would not access memory.
         let error = unsafe { kernel.launch(&gpu.stream, shape, &wrong) }.expect_err("arguments that do not match");
@@ -181,7 +181,7 @@ fn shared_memory_grows_after_raising_the_limit() {
     kernel.set_dynamic_shared_memory(bytes).expect("what the device has");
     let same = module.kernel("reversed").expect("it is in the program");
     same.set_dynamic_shared_memory(1 << 10).expect("less than before");
-    let shape = LaunchShape { grid: [1, 1, 1], block: [256, 1, 1], shared_bytes: bytes };
+    let shape = LaunchShape { grid: [1, 1, 1], block: [256, 1, 1], shared_bytes: bytes, starts_early: false };
     let arguments = Arguments::new().address(x.address()).i32(count as i32);
     // SAFETY: the arguments are those of `reversed`, and the buffer has `count` floats until the download has synchronized.
     unsafe { kernel.launch(&gpu.stream, shape, &arguments) }.expect("launched: the limit was not lowered");

@@ -202,6 +202,12 @@ API int cuLaunchKernel(const char *function, unsigned x, unsigned y, unsigned z,
     return submit(LAUNCHES, (int64_t)hash);
 }
 
+struct launch_config { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; };
+API int cuLaunchKernelEx(const struct launch_config *config, const char *function, void **arguments, void **extra) {
+    const unsigned *grid = config->grid, *block = config->block;
+    return cuLaunchKernel(function, grid[0], grid[1], grid[2], block[0], block[1], block[2], config->shared, config->stream, arguments, extra);
+}
+
 API int cuStreamBeginCapture_v2(void *stream, int mode) { recorded = calloc(OF_GRAPHS, sizeof *recorded); return 0; }
 API int cuStreamEndCapture(void *stream, void **graph) { *graph = recorded, recorded = 0; return 0; }
 API int cuGraphInstantiateWithFlags(void **executable, const void *graph, unsigned long long flags) {

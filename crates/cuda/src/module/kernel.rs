@@ -13,8 +13,12 @@ use cudarc::driver::sys::{CUfunction, CUfunction_attribute};
 use super::Loaded;
 use super::arguments::Arguments;
 use super::signature::{Parameter, parameters};
+use crate::driver::{LaunchAttribute, LaunchConfig};
 use crate::error::CudaError;
 use crate::stream::{Stream, same_device};
+
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION` of cuda.h.
+const STARTS_EARLY: u32 = 6;
 
 /// A kernel of a [`crate::Module`]. Clones are the same kernel, and keep the module loaded.
 #[derive(Clone)]
@@ -48,6 +52,9 @@ pub struct LaunchShape {
     pub block: [u32; 3],
     /// Dynamic shared memory of each block in bytes; more than 48 KiB needs [`Kernel::set_dynamic_shared_memory`] first.
     pub shared_bytes: u32,
+    /// Whether blocks may start while earlier work of the stream ends. The kernel must wait for it itself (`griddepcontrol.wait`) before it touches
+    /// memory. Needs compute capability 9.0 and [`crate::Driver::launches_early`].
+    pub starts_early: bool,
 }
 
 /// Hashes the kernel's identity in this process.
@@ -100,7 +107,7 @@ impl Kernel {
     /// # Safety
     /// The types of the arguments must be those that the kernel declares (their number and sizes are checked, and their
     /// kinds in debug builds). Every address must be valid for the kernel's reads and writes until the stream has run
-    /// it, and in that time neither other device work nor the host may access memory that it writes.
+    /// it, and in that time neither other device work nor the host may access memory that it writes. If it starts early, it must wait itself.
     ///
     /// # Errors
     /// [`CudaError::WrongArguments`], [`CudaError::DifferentDevices`], or errors of the driver, including those
@@ -126,6 +133,15 @@ impl Kernel {
         let dimensions = |[x, y, z]: [u32; 3]| (x, y, z);
         context.with_current(|| {
             arguments.with_addresses(|addresses| {
+                if shape.starts_early {
+                    let value = [1, 0, 0, 0, 0, 0, 0, 0];
+                    let attribute = LaunchAttribute { id: STARTS_EARLY, padding: 0, value };
+                    let LaunchShape { grid, block, shared_bytes, .. } = shape;
+                    let (stream, attributes) = (stream.handle(), &raw const attribute);
+                    let config = LaunchConfig { grid, block, shared_bytes, stream, attributes, count: 1 };
+                    // SAFETY: as below.
+                    return unsafe { context.driver().launch_with(&config, self.entry.function, addresses) };
+                }
                 // SAFETY: the function belongs to a loaded module, and the stream is alive. There is an address for each
                 // parameter (checked, or promised by the caller), and what the kernel does is the caller's promise.
                 let launched = unsafe {

@@ -36,6 +36,14 @@ impl Source {
     }
 }
 
+impl Launch {
+    /// Lets blocks start while earlier work ends, where the card can: the kernel begins with `wait_for_earlier`.
+    pub(crate) fn early(mut self) -> Self {
+        self.shape.starts_early = true;
+        self
+    }
+}
+
 /// Appends engine values to the arguments of a launch, with the types that kernels take.
 pub(crate) trait BlockArguments {
     /// Appends the address of rows, all of which the kernel may use.
@@ -85,7 +93,7 @@ pub(crate) fn grid(blocks: usize, threads: u32) -> LaunchShape {
 }
 
 pub(crate) fn grid_of(grid: [usize; 3], threads: u32) -> LaunchShape {
-    LaunchShape { grid: grid.map(|blocks| blocks as u32), block: [threads, 1, 1], shared_bytes: 0 }
+    LaunchShape { grid: grid.map(|blocks| blocks as u32), block: [threads, 1, 1], shared_bytes: 0, starts_early: false }
 }
 
 /// Returns the threads for a row of `width` values, sixteen values per thread: whole warps, 32 to `max` threads.
@@ -128,7 +136,8 @@ impl Engine {
         if needed > 48 << 10 {
             check(launch.name, kernel.set_dynamic_shared_memory(launch.shape.shared_bytes));
         }
-        let (shape, arguments) = (launch.shape, arguments.clone());
+        let starts_early = launch.shape.starts_early && self.starts_early;
+        let (shape, arguments) = (LaunchShape { starts_early, ..launch.shape }, arguments.clone());
         // SAFETY: the caller's promise; kernel, shape and arguments are all that a launch depends on.
         unsafe {
             self.submit(launch.name, cost, (kernel, shape, arguments), |(kernel, shape, arguments), stream| {

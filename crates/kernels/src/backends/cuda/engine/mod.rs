@@ -91,6 +91,8 @@ pub(super) struct Engine {
     pub(super) marker: RefCell<Option<Handle>>,
     pub(super) watch: BurnWatch,
     pub(super) multiprocessors: usize,
+    /// Whether kernels may start before earlier work has ended.
+    starts_early: bool,
     card_shared_bytes: usize,
     shared_bytes: Cell<usize>,
     pub(super) addresses: Addresses,
@@ -162,6 +164,7 @@ impl Engine {
             addresses: Addresses::new(&context, &client),
             recycled: Recycled::default(),
             multiprocessors: info.multiprocessors as usize,
+            starts_early: info.compute_capability >= (9, 0) && driver.launches_early(),
             card_shared_bytes: info.shared_memory_per_block_bytes as usize,
             shared_bytes: Cell::new(info.shared_memory_per_block_bytes as usize),
             rounds_sizes: Cell::new(false),

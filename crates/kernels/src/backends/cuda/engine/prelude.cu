@@ -12,6 +12,7 @@
 //   Pack<E, V>                     V values as they lie in memory (V 1, 2, 4, 8): load, load_streaming, store,
 //                                  store_streaming, unpack, pack
 //   aligned16(p...)                whether all pointers are
+//   wait_for_earlier()             what a kernel begins with that may start before earlier work has ended
 //   warp_sum  warp_max  block_sum  block_sum2  block_max         every thread gets the result; fixed order
 //   exp_fast  reciprocal_fast      about 2 units in the last place
 //   random_bits(pair, key)         a hash: bits of a random stream
@@ -31,6 +32,14 @@
 
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ void
+
+// Waits for the work that was launched before, which may not have ended where the host says `early`, and lets the next kernel start. Must come before
+// any access to memory.
+DEVICE void wait_for_earlier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 struct bf16 {
     unsigned short bits;

@@ -304,6 +304,7 @@ heads_forward(T *q, T *k, T *v, const T *x, long long x_stride, const float *q_w
               float q_offset, float k_offset, float q_epsilon, float k_epsilon, const float *cos, const float *sin,
               const float *query_scale, int rotated, int interleaved, int inverse, long long n, int q_heads, int kv_heads,
               int head_dim, T *gate, int q_step) {
+    wait_for_earlier();
     const Dense dense = {q, k, v, gate, q_heads, kv_heads, head_dim, q_step};
     const Norms norms = {q_weight, k_weight, q_offset, k_offset, q_epsilon, k_epsilon};
     const int half = head_dim / 2;

@@ -271,12 +271,12 @@ impl Device {
         };
         let arguments = constants.table_arguments(constants.norm_arguments(arguments));
         let arguments = arguments! { arguments => inverse: i32(i32::from(inverse)) };
-        let mut shape = token_grid(x.rows);
+        let mut launch = Source::Heads.launch(x.dtype, "heads_forward", token_grid(x.rows), 2 * x.bytes());
         if x.rows < FEW_TOKENS {
             // Their heads are divided among blocks as well.
-            shape.grid[1] = (heads.query + 2 * heads.key_value).div_ceil(HEADS_OF_BLOCK) as u32;
+            launch.shape.grid[1] = (heads.query + 2 * heads.key_value).div_ceil(HEADS_OF_BLOCK) as u32;
+            launch = launch.early();
         }
-        let launch = Source::Heads.launch(x.dtype, "heads_forward", shape, 2 * x.bytes());
         // SAFETY: x has rows of all heads at its stride; each output is dense and has the rows of x and the heads of its part;
         // the tables are [rows, rotated] f32 with at most half a head's columns, factors of queries [rows] f32, and the weights [width] f32.
         unsafe { self.launch(launch, &heads.arguments(arguments, x.rows)) };

@@ -169,6 +169,7 @@ template <class Input> DEVICE void low_rank_of(const Product &product, Input inp
 KERNEL __launch_bounds__(256, 1)
 low_rank_rows(const T *x, long long x_stride, T *low, long long low_stride, const T *a, long long a_stride, float *parts, int ranks,
               int n, int width, int part_columns) {
+    wait_for_earlier();
     const Product product = {low, a, parts, low_stride, a_stride, ranks, n, width, part_columns};
     low_rank_of(product, Plain{x, x_stride});
 }
@@ -177,6 +178,7 @@ low_rank_rows(const T *x, long long x_stride, T *low, long long low_stride, cons
 KERNEL __launch_bounds__(256, 1)
 norm_low_rank_rows(T *y, long long y_stride, const T *x, const float *w, float w_offset, float eps, T *low, long long low_stride,
                    const T *a, long long a_stride, float *parts, int ranks, int n, int width, int part_columns) {
+    wait_for_earlier();
     const Product product = {low, a, parts, low_stride, a_stride, ranks, n, width, part_columns};
     low_rank_of(product, Normed{y, x, w, y_stride, width, w_offset, eps});
 }
@@ -206,6 +208,7 @@ KERNEL __launch_bounds__(256, 1)
 gated_low_rank_rows(T *y, long long y_stride, const T *gate, const T *up, long long gate_stride, long long up_stride, T *low,
                     long long low_stride, const T *a, long long a_stride, float *parts, int ranks, int n, int width,
                     int part_columns) {
+    wait_for_earlier();
     const Product product = {low, a, parts, low_stride, a_stride, ranks, n, width, part_columns};
     low_rank_of(product, GatedRows{y, gate, up, y_stride, gate_stride, up_stride});
 }

@@ -124,7 +124,8 @@ impl Device {
         let bytes_of_parts = of_ranks * of_rows * parts * ROWS_TILE[0] * ROWS_TILE[1] * 4;
         let sums = if parts > 1 { self.scratch.take(ScratchSlot::LowRankParts, bytes_of_parts) } else { 0 };
         let shape = grid_of([of_ranks, of_rows, parts], 256);
-        let launch = Source::LowRankRows(activation).launch(low.dtype, name, shape, bytes + a.bytes() + low.bytes());
+        let bytes = bytes + a.bytes() + low.bytes();
+        let launch = Source::LowRankRows(activation).launch(low.dtype, name, shape, bytes).early();
         let arguments = arguments! {
             arguments =>
             low: rows(&low), low_stride: long(low.stride), a: rows(&a), a_stride: long(a.stride), parts: address(sums),
