@@ -1,20 +1,20 @@
 // Attention of single tokens over the keys and values that were stored before: what a step of generation computes. Compiled after matrix_units.cu.
 //
 // Keys and values of all sequences lie in two matrices of rows [kv_heads * HEAD_DIM]; a sequence's rows are in pages of PAGE_ROWS. Each
-// query has the number of its own key and the pages of its sequence. A team of sixteen lanes, of 32 for wide heads, takes a key at a time; where the
-// matrix units take T and the width, a team is a warp and takes sixteen. Queries that share a key/value head share what is loaded. Softmax is online,
+// query has the number of its own key and the pages of its sequence. A team of sixteen lanes, of 32 for wide heads, takes a key at a time; on the
+// matrix units a team is a warp and takes sixteen. Queries that share a key/value head share what is loaded. Softmax is online,
 // per team; teams and parts of the keys are added in a fixed order, so the bits are the same every time.
+// If each sequence has one new token, its key and value are read where they were computed, and stored by one of the blocks that read them.
 // Trade-off: several new tokens of one sequence read its keys once each; a prompt is read by the kernels for documents.
 //
 // Macros of the host: HEAD_DIM, a multiple of 16 up to 256, of 32 up to 512; SOFT_CAP: cap of the scaled scores, undefined where there is none;
-// CACHED_QUERIES; PAGE_ROWS.
-
-#define ON_MATRIX_UNITS (!T_IS_F32 && HEAD_DIM % 64 == 0 && HEAD_DIM <= 128 && (T_IS_F16 || __CUDA_ARCH__ >= 800))
+// CACHED_QUERIES; CACHED_THREADS of a block; ON_MATRIX_UNITS; PAGE_ROWS.
 
 namespace cached {
 
 typedef long long Long;
-constexpr int LANES = ON_MATRIX_UNITS || HEAD_DIM > 256 ? 32 : 16, EACH = HEAD_DIM / LANES, TEAMS = 256 / LANES, OF_WARP = 32 / LANES;
+constexpr int THREADS = CACHED_THREADS, LANES = ON_MATRIX_UNITS || HEAD_DIM > 256 ? 32 : 16, OF_WARP = 32 / LANES;
+constexpr int EACH = HEAD_DIM / LANES, TEAMS = THREADS / LANES;
 // Keys that a team has under way.
 constexpr int KEYS = EACH >= 16 ? 2 : 4;
 // Queries of a team: what fits into registers.
@@ -58,31 +58,48 @@ DEVICE float sink_of(const float *sinks, int head, float maximum) {
     return sinks == nullptr ? 0.0f : __expf(sinks[head] - maximum);
 }
 
+// Keys or values of a head in the caches. That of the last token is `own`, or is there as well if that is null.
+struct Rows {
+    const T *stored, *own;
+    const int *pages;
+    Long stride;
+    int last;
+    DEVICE Long place(int key) const {
+        return (static_cast<Long>(pages[key / PAGE_ROWS]) * PAGE_ROWS + key % PAGE_ROWS) * stride;
+    }
+    // Of a key, as the last if it is later.
+    DEVICE const T *at(int key) const {
+        return key >= last && own != nullptr ? own : stored + place(min(key, last));
+    }
+};
+
 #if ON_MATRIX_UNITS
 // Scores are keys [16, columns] times queries [columns, 8], the output values [columns, 16] times exponentials [16, 8], and the sums a matrix of
 // ones times these. A lane loads eight neighboring columns: the products see columns in another order, the same in both factors.
-DEVICE void attend(const T *q, const T *keys, const T *values, const int *pages, Long kv_stride, float scale, int last_query, int begin,
-                   int end, int last) {
+DEVICE void attend(const T *q, const Rows &keys, const Rows &values, float scale, int last_query, int begin, int end) {
     typedef Pack<T, 8> Values;
     constexpr int TILE = 16, TILES = HEAD_DIM / TILE;
     static_assert(PAGE_ROWS % TILE == 0 && QUERIES <= 8, "the keys of a tile are in one page");
     const int lane = threadIdx.x % 32, team = threadIdx.x / 32, group = lane / 4, member = lane % 4;
     float out[TILES + 1][4] = {}, maximum[2] = {LOWEST, LOWEST};
     for (int base = (begin / TILE + team) * TILE; base < end; base += TEAMS * TILE) {
-        const Long first_row = static_cast<Long>(pages[base / PAGE_ROWS]) * PAGE_ROWS + base % PAGE_ROWS;
-        const auto place = [&](int key) { return (first_row + min(key, last - base)) * kv_stride; };
+        const Long first = keys.place(base);
+        const auto at = [&](const Rows &rows, int key) {
+            const bool is_own = base + key >= rows.last && rows.own != nullptr;
+            return is_own ? rows.own : rows.stored + first + min(key, rows.last - base) * rows.stride;
+        };
         // Values come while the keys are multiplied.
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(values + place(lane % TILE) + lane / TILE * 64 % HEAD_DIM));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at(values, lane % TILE) + lane / TILE * 64 % HEAD_DIM));
         Values value[4][TILES / 4];
         float score[4] = {}, shrink[2];
 #pragma unroll
         for (int i = 0; i < TILES; ++i)
-            value[i % 4][i / 4] = Values::load(values + place(i % 4 / 2 * 8 + member * 2 + i % 2) + i / 4 * 64 + group * 8);
+            value[i % 4][i / 4] = Values::load(at(values, i % 4 / 2 * 8 + member * 2 + i % 2) + i / 4 * 64 + group * 8);
 #pragma unroll
         for (int i = 0; i < TILES / 2; ++i) {
-            const int at = i * 32 + member * 8;
-            const Values upper = Values::load(keys + place(group) + at), lower = Values::load(keys + place(group + 8) + at);
-            const Values x = Values::load(q + min(group, last_query) * HEAD_DIM + at);
+            const int column = i * 32 + member * 8;
+            const Values upper = Values::load(at(keys, group) + column), lower = Values::load(at(keys, group + 8) + column);
+            const Values x = Values::load(q + min(group, last_query) * HEAD_DIM + column);
             for (int k = 0; k < 4; k += 2) {
                 const Word a[4] = {upper.word[k], lower.word[k], upper.word[k + 1], lower.word[k + 1]};
                 multiply_add(score, a, x.word[k], x.word[k + 1]);
@@ -100,7 +117,7 @@ DEVICE void attend(const T *q, const T *keys, const T *values, const int *pages,
             score[i] = __expf(score[i] - highest), score[i + 2] = __expf(score[i + 2] - highest);
             shrink[i] = __expf(maximum[i] - highest), maximum[i] = highest;
         }
-        const Word first = transposed(pack2<T>(score[0], score[1])), second = transposed(pack2<T>(score[2], score[3]));
+        const Word upper = transposed(pack2<T>(score[0], score[1])), lower = transposed(pack2<T>(score[2], score[3]));
 #pragma unroll
         for (int i = 0; i <= TILES; ++i) {
             Word a[4];
@@ -109,7 +126,7 @@ DEVICE void attend(const T *q, const T *keys, const T *values, const int *pages,
                 a[k] = i == TILES ? pack2<T>(1.0f, 1.0f) : __byte_perm(one, next, k % 2 ? 0x7632 : 0x5410);
                 out[i][k] *= shrink[k % 2];
             }
-            multiply_add(out[i], a, first, second);
+            multiply_add(out[i], a, upper, lower);
         }
     }
 #pragma unroll
@@ -123,8 +140,7 @@ DEVICE void attend(const T *q, const T *keys, const T *values, const int *pages,
     }
 }
 #else
-DEVICE void attend(const T *q, const T *keys, const T *values, const int *pages, Long kv_stride, float scale, int last_query, int begin,
-                   int end, int last) {
+DEVICE void attend(const T *q, const Rows &keys, const Rows &values, float scale, int last_query, int begin, int end) {
     const int team = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     float query[QUERIES][EACH], maximum[QUERIES], sum[QUERIES] = {}, out[QUERIES][EACH] = {};
 #pragma unroll
@@ -132,23 +148,19 @@ DEVICE void attend(const T *q, const T *keys, const T *values, const int *pages,
     // The teams of a warp go the same number of rounds: they sum together.
     for (int base = begin + team / OF_WARP * OF_WARP * KEYS; base < end; base += TEAMS * KEYS) {
         float scores[KEYS][QUERIES], loaded[KEYS][EACH];
-        Long place[KEYS];
+        const int first = base + team % OF_WARP * KEYS;
 #pragma unroll
-        for (int key = 0; key < KEYS; ++key) {
-            const int shown = min(base + team % OF_WARP * KEYS + key, last);
-            place[key] = (static_cast<Long>(pages[shown / PAGE_ROWS]) * PAGE_ROWS + shown % PAGE_ROWS) * kv_stride;
-            load_columns(loaded[key], keys + place[key]);
-        }
+        for (int key = 0; key < KEYS; ++key) load_columns(loaded[key], keys.at(first + key));
 #pragma unroll
         for (int key = 0; key < KEYS; ++key)
             for (int i = 0; i < QUERIES; ++i) {
                 float product = 0.0f;
                 for (int k = 0; k < EACH; ++k) product += query[i][k] * loaded[key][k];
                 product = score_of(team_sum(product), scale);
-                scores[key][i] = base + team % OF_WARP * KEYS + key < end ? product : HIDDEN;
+                scores[key][i] = first + key < end ? product : HIDDEN;
             }
 #pragma unroll
-        for (int key = 0; key < KEYS; ++key) load_columns(loaded[key], values + place[key]);
+        for (int key = 0; key < KEYS; ++key) load_columns(loaded[key], values.at(first + key));
 #pragma unroll
         for (int i = 0; i < QUERIES; ++i) {
             float highest = maximum[i];
@@ -175,24 +187,35 @@ DEVICE void attend(const T *q, const T *keys, const T *values, const int *pages,
 }   // namespace cached
 
 // o [n, heads * HEAD_DIM] of queries q (rows at their strides), over keys and values at `kv_stride`. Query t is key places[n + t] of its
-// sequence, whose pages begin at places[places[2 n + t]]. A query sees `window` keys at most. With `splits` > 1 the keys of a query are cut into parts of
+// sequence, whose pages begin at places[places[2 n + t]]. Key and value of that place are rows t of `new_keys` and `new_values`, at their strides, and are
+// stored; if these are null, they are in the caches already. A query sees `window` keys at most. With `splits` > 1 the keys of a query are cut into parts of
 // `part_keys`, and `parts` [n, heads, splits, HEAD_DIM + 2] f32 gets their sums, for cached_attention_combine; else it may be null.
 // `sinks` [heads] are logits of one more column without a value, or null.
-// Launch: grid (kv_heads * ceil(heads / kv_heads / QUERIES), n, splits), block 256.
-KERNEL __launch_bounds__(256, 2)
-cached_attention(T *o, float *parts, const T *q, const T *keys, const T *values, long long o_stride, long long q_stride,
+// Launch: grid (kv_heads * ceil(heads / kv_heads / QUERIES), n, splits), block THREADS.
+KERNEL __launch_bounds__(cached::THREADS, 512 / cached::THREADS)
+cached_attention(T *o, float *parts, const T *q, T *keys, T *values, const T *new_keys, const T *new_values,
+                 long long new_keys_stride, long long new_values_stride, long long o_stride, long long q_stride,
                  long long kv_stride, const int *places, int heads, int kv_heads, float scale, int window,
                  int splits, int part_keys, const float *sinks) {
     using namespace cached;
+    wait_for_earlier();
     const int token = blockIdx.y, shared = heads / kv_heads, chunks = (shared + QUERIES - 1) / QUERIES;
     const int kv_head = blockIdx.x / chunks, first_query = blockIdx.x % chunks * QUERIES;
     const int last = places[gridDim.y + token], *pages = places + places[2 * gridDim.y + token];
-    const int begin = max(0, last - window + 1) + static_cast<int>(blockIdx.z) * part_keys;
+    const int begin = max(0, last - window + 1) + static_cast<int>(blockIdx.z) * part_keys, end = min(last + 1, begin + part_keys);
     const Long of_head = static_cast<Long>(kv_head) * HEAD_DIM, first_head = kv_head * shared + first_query;
-    attend(q + token * q_stride + first_head * HEAD_DIM, keys + of_head, values + of_head, pages, kv_stride, scale,
-           shared - first_query - 1, begin, min(last + 1, begin + part_keys), last);
+    const bool is_new = new_keys != nullptr;
+    const T *own_key = is_new ? new_keys + token * new_keys_stride + of_head : nullptr;
+    const T *own_value = is_new ? new_values + token * new_values_stride + of_head : nullptr;
+    const Rows of_keys = {keys + of_head, own_key, pages, kv_stride, last}, of_values = {values + of_head, own_value, pages, kv_stride, last};
+    attend(q + token * q_stride + first_head * HEAD_DIM, of_keys, of_values, scale, shared - first_query - 1, begin, end);
+    if (is_new && begin <= last && last < end && first_query == 0) {
+        const Long place = of_keys.place(last) + of_head;
+        for (int column = threadIdx.x; column < HEAD_DIM; column += THREADS)
+            keys[place + column] = own_key[column], values[place + column] = own_value[column];
+    }
     __syncthreads();
-    for (int at = threadIdx.x; at < QUERIES * HEAD_DIM; at += 256) {
+    for (int at = threadIdx.x; at < QUERIES * HEAD_DIM; at += THREADS) {
         const int i = at / HEAD_DIM, column = at % HEAD_DIM;
         if (first_query + i >= shared) continue;
         const int head = kv_head * shared + first_query + i;
@@ -218,6 +241,7 @@ cached_attention(T *o, float *parts, const T *q, const T *keys, const T *values,
 // Launch: grid (heads, n), block any.
 KERNEL cached_attention_combine(T *o, const float *parts, long long o_stride, int heads, int splits, const float *sinks) {
     using namespace cached;
+    wait_for_earlier();
     const int head = blockIdx.x, token = blockIdx.y;
     const float *from = parts + (static_cast<Long>(token) * heads + head) * splits * (HEAD_DIM + 2);
     float maximum = LOWEST;

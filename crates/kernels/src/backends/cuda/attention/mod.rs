@@ -138,11 +138,11 @@ impl AttentionOps for Cuda {
         spec: &AttentionSpec,
     ) -> Tensor<Self, 2> {
         in_section(&qkv.q.device(), |device| {
+            let Some(documents) = prompts else {
+                return device.cached_attention(qkv.clone(), sinks, cache, tokens, spec);
+            };
             device.store_in_cache(cache, qkv.k.clone(), qkv.v.clone(), tokens);
-            match prompts {
-                Some(documents) => Self::packed_attention(qkv, sinks, spec, documents).o,
-                None => device.cached_attention(qkv.q.clone(), sinks, cache, tokens, spec),
-            }
+            Self::packed_attention(qkv, sinks, spec, documents).o
         })
     }
 }

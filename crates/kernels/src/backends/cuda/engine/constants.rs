@@ -1,7 +1,8 @@
 //! Numbers shared by kernels and their launches: constants here, macros of the same names in the sources.
 //!
-//! Not supported: threads per block of kernels whose launch bounds state them.
+//! Not supported: threads per block of other kernels whose launch bounds state them.
 
+use burn_tensor::DType;
 use firebrick_precision::blockwise::BLOCK_SIZE;
 
 use crate::backends::planning::flash::FlashTiles;
@@ -69,6 +70,25 @@ shared! { routing:
 /// Returns the heads of one key/value head that a block of the cached attention computes, limited by registers.
 pub(crate) fn cached_queries(head_dim: usize) -> usize {
     if head_dim >= 256 { 2 } else { 4 }
+}
+
+/// Returns whether the cached attention computes on matrix units: 16 bits, and heads whose columns a warp reads in vectors.
+fn is_on_matrix_units(dtype: DType, head_dim: usize) -> bool {
+    dtype != DType::F32 && head_dim.is_multiple_of(64) && head_dim <= 128
+}
+
+/// Returns the threads of a block of the cached attention. Blocks of 64 sequences with eight key/value heads start at once on a large card.
+pub(crate) fn cached_threads(dtype: DType, head_dim: usize) -> usize {
+    if is_on_matrix_units(dtype, head_dim) { 128 } else { 256 }
+}
+
+/// Defines all of these for the source of the cached attention.
+pub(super) fn cached_attention(dtype: DType, head_dim: usize) -> String {
+    let (queries, threads) = (cached_queries(head_dim), cached_threads(dtype, head_dim));
+    let on_matrix_units = u8::from(is_on_matrix_units(dtype, head_dim));
+    format!(
+        "#define CACHED_QUERIES {queries}\n#define CACHED_THREADS {threads}\n#define ON_MATRIX_UNITS {on_matrix_units}\n"
+    )
 }
 
 impl FlashTiles {

@@ -34,7 +34,7 @@ mod watch;
 
 pub(super) use constants::{
     ADAMW_PIECE, CROSS_ENTROPY_THREADS, DISPATCHED_ROWS, MAX_EXPERTS, MAX_STRIDES, MAX_TENSORS, MOMENT_BLOCK,
-    NARROW_TENSORS, NORM_PIECE, PAIR_THREADS, RANGE_PIECE, TOKENS_PER_BLOCK, cached_queries,
+    NARROW_TENSORS, NORM_PIECE, PAIR_THREADS, RANGE_PIECE, TOKENS_PER_BLOCK, cached_queries, cached_threads,
 };
 pub use every_program::every_program;
 pub(super) use experts::{OfExperts, WIDE_STAGES, expert_stages};

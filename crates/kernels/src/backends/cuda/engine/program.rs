@@ -14,7 +14,7 @@ use firebrick_precision::linear::{TOP_OF_ROWS, top_of_weight};
 use firebrick_precision::{AMAX_FLOOR, QuantFormat};
 use rustc_hash::FxHashMap;
 
-use super::constants::{self, cached_queries};
+use super::constants;
 use super::experts::WIDE_STAGES;
 use super::failure::check;
 use crate::backends::on_cubecl::DeviceFailure;
@@ -274,11 +274,8 @@ impl Source {
         };
         let variant = match self {
             Self::CachedAttention(variant) => {
-                format!(
-                    "{}#define CACHED_QUERIES {}\n#define PAGE_ROWS {PAGE_ROWS}\n",
-                    variant.define(),
-                    cached_queries(variant.head_dim)
-                )
+                let of_blocks = constants::cached_attention(dtype, variant.head_dim);
+                format!("{}{of_blocks}#define PAGE_ROWS {PAGE_ROWS}\n", variant.define())
             }
             Self::FlashForward(variant, tiles) | Self::FlashBackward(variant, tiles) => {
                 variant.define() + &tiles.define()
