@@ -157,23 +157,28 @@ pub fn loss_and_scaled_gradients<B: Kernels>(
     (numbers[0], gradients)
 }
 
-/// Checks that a checkpoint that is held on the device has the values of its step, though steps go on before it is read and meanwhile. `folder` is
-/// empty.
-pub fn assert_held_is_of_its_step<B: Kernels>(dtype: DType, folder: &Path) {
-    let pass = PassOptions::default();
-    let mut trainer = trainer::<B>("tiny-llama", None, TRAINED, dtype, GemmFormat::Compute, pass);
+/// Checks that a checkpoint that is held on the device, of every weight or of an adapter, has the values of its step, though steps go on before it is
+/// read and meanwhile. `folder` is empty.
+pub fn assert_held_is_of_its_step<B: Kernels>(adapter: Option<&str>, dtype: DType, folder: &Path) {
+    let (pass, storage) = (PassOptions::default(), adapter.map_or(TRAINED, |_| FROZEN));
+    let lora = adapter.map(|name| read_adapter_config(&fixture(name)).expect("the adapter has a readable config"));
+    let mut trainer = trainer::<B>("tiny-llama", adapter, storage, dtype, GemmFormat::Compute, pass);
     let batch = [packed(&[&[1, 5, 10, 7, 3, 8, 2, 4]])];
     let step = |trainer: &mut Trainer<B>| trainer.step(&batch).expect("one rank reaches itself").read();
     step(&mut trainer);
     let companions = Companions { from: fixture("tiny-llama"), ..Companions::default() };
     let [copied, held, later] = ["copied", "held", "later"].map(|name| folder.join(name));
     let save = |trainer: &Trainer<B>, to: &Path| {
-        let saved = trainer.model.save_model(Default::default(), to, FloatType::F32, Some(&companions), None);
-        saved.expect("the model is written");
+        let saved = match &lora {
+            Some(lora) => trainer.model.save_adapter(to, lora, Some(&companions)),
+            None => trainer.model.save_model(Default::default(), to, FloatType::F32, Some(&companions), None),
+        };
+        saved.expect("it is written");
     };
     save(&trainer, &copied);
     let state = trainer.optimizer.save();
-    let (read, write, to) = (trainer.optimizer.hold(), trainer.model.snapshot(None, &companions, true), held.clone());
+    let (read, write, to) =
+        (trainer.optimizer.hold(), trainer.model.snapshot(lora.as_ref(), &companions, true), held.clone());
     step(&mut trainer);
     let thread = spawn(move || (read(), write(&to)));
     for _ in 0..3 {

@@ -74,7 +74,7 @@ impl<B: Kernels> Decoder<B> {
             }
             let rank = lora.b.shape[1];
             for (module, start) in paths.iter().zip(&lora.starts) {
-                if peft::take_start(&mut tensors, module, rank).as_ref() != Some(start) {
+                if peft::take_start(&mut tensors, module, rank).as_ref() != Some(&**start) {
                     let name = lora_tensor_names(module).0;
                     return Err(ModelError::adapter_tensor(
                         path,
@@ -124,19 +124,21 @@ impl<B: Kernels> Decoder<B> {
         config: &LoraConfig,
         companions: Option<&Companions>,
     ) -> Result<(), ModelError> {
-        write_adapter_folder(dir, config, &self.config, &self.adapter_tensors(), companions)
+        write_adapter_folder(dir, config, &self.config, &self.hold_adapter()(), companions)
     }
 
-    /// Copies the tensors of an adapter's file to the host.
-    pub(crate) fn adapter_tensors(&self) -> BTreeMap<String, TensorF32> {
-        let mut tensors = self.hold(self.parameters())();
+    /// Returns what copies the tensors of an adapter's file as they are now to the host, as [`Self::hold`] does.
+    pub(crate) fn hold_adapter(&self) -> impl FnOnce() -> BTreeMap<String, TensorF32> + Send + use<B> {
+        let (read, mut starts) = (self.hold(self.parameters()), Vec::new());
         for linear in self.layers.iter().flat_map(|layer| layer.linears()) {
-            let starts = linear.lora.iter().flat_map(|lora| &lora.starts);
-            linear.lora_paths().into_iter().zip(starts).for_each(|(path, start)| {
-                peft::add_start(&mut tensors, path, start);
-            });
+            let of_linear = linear.lora.iter().flat_map(|lora| lora.starts.clone());
+            starts.extend(linear.lora_paths().into_iter().map(str::to_owned).zip(of_linear));
         }
-        tensors
+        move || {
+            let mut tensors = read();
+            starts.iter().for_each(|(path, start)| peft::add_start(&mut tensors, path, start));
+            tensors
+        }
     }
 
     /// Returns what copies parameters as they are now to the host in f32, by their names in files. Another thread may call it while steps go on, which

@@ -72,7 +72,7 @@ pub struct Lora<B: Kernels> {
     /// `alpha / r`, or `alpha / sqrt(r)`.
     pub scale: f64,
     /// The start values of the pair, if the base lost them (PiSSA), one per matrix; else empty.
-    pub(crate) starts: Vec<StartPair>,
+    pub(crate) starts: Vec<Arc<StartPair>>,
     /// DoRA's magnitudes.
     pub magnitude: Option<LoraMagnitude<B>>,
 }

@@ -21,7 +21,7 @@ pub type WriteWeights = Box<dyn FnOnce(&Path) -> Result<(), ModelError> + Send>;
 
 impl<B: Kernels> Decoder<B> {
     /// Copies the weights that train to the host: those of an adapter with these settings, or every weight. Waits for the device, so the thread that
-    /// owns the device calls it; if `holds`, every weight is left to the thread that writes, and is held on the device until it has copied them.
+    /// owns the device calls it; if `holds`, they are left to the thread that writes, and are held on the device until it has copied them.
     /// Returns what writes the folder of [`Decoder::save_adapter`] or, in f32 and without a base, [`Decoder::save_model`].
     ///
     /// # Panics
@@ -29,8 +29,12 @@ impl<B: Kernels> Decoder<B> {
     pub fn snapshot(&self, adapter: Option<&LoraConfig>, companions: &Companions, holds: bool) -> WriteWeights {
         let (config, companions) = (self.config.clone(), companions.clone());
         if let Some(lora) = adapter.cloned() {
-            let tensors = self.adapter_tensors();
-            return Box::new(move |dir| write_adapter_folder(dir, &lora, &config, &tensors, Some(&companions)));
+            let read = self.hold_adapter();
+            let (held, copied) = if holds { (Some(read), BTreeMap::new()) } else { (None, read()) };
+            return Box::new(move |dir| {
+                let tensors = held.map_or(copied, |read| read());
+                write_adapter_folder(dir, &lora, &config, &tensors, Some(&companions))
+            });
         }
         let read = self.hold(self.parameters().into_iter().chain(self.router_vectors()).collect());
         let (held, copied) = if holds { (Some(read), BTreeMap::new()) } else { (None, read()) };

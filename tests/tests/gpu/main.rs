@@ -211,10 +211,10 @@ fn ten_steps_in_f16_with_loss_scaling_have_the_losses_of_the_cpu() {
 #[test]
 fn a_checkpoint_that_is_held_while_steps_go_on_has_the_bytes_of_one_that_they_wait_for() {
     if has_card() {
-        let folders = [(); 2].map(|()| tempdir().unwrap());
-        [DType::F32, half()].into_iter().zip(&folders).for_each(|(dtype, folder)| {
-            assert_held_is_of_its_step::<Cuda>(dtype, folder.path());
-        });
+        for (adapter, dtype) in [(None, DType::F32), (None, half()), (Some("tiny-llama-lora"), half())] {
+            let folder = tempdir().unwrap();
+            assert_held_is_of_its_step::<Cuda>(adapter, dtype, folder.path());
+        }
     }
 }
 

@@ -255,6 +255,8 @@ fn merged_adapters_of_every_family_give_the_logits_of_peft() {
 
 #[test]
 fn a_checkpoint_that_is_held_while_steps_go_on_has_the_bytes_of_one_that_they_wait_for() {
-    let folder = tempdir().unwrap();
-    assert_held_is_of_its_step::<Flex>(DType::F32, folder.path());
+    for adapter in [None, Some("tiny-llama-lora")] {
+        let folder = tempdir().unwrap();
+        assert_held_is_of_its_step::<Flex>(adapter, DType::F32, folder.path());
+    }
 }

@@ -6,6 +6,7 @@
 //! Trade-off: the host waits for the device twice per iteration and module, for a matrix of a few kilobytes.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use burn_tensor::{DType, Tensor, TensorData};
 use firebrick_arch::{LoraConfig, LoraInit, ModuleSpec, Role, lora_tensor_names};
@@ -64,7 +65,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
                 }
             };
             rests.push(residual(weight_oi, &pair, rank, scale));
-            pairs.push(pair);
+            pairs.push(Arc::new(pair));
             (self.progress)(&stored.name);
         }
         let rest = B::join_rows(rests);

@@ -284,12 +284,12 @@ pub(super) fn snapshot(made: &Made<'_>) -> Chosen<u64> {
     Chosen::new(bytes, format!("in host memory, from where a thread writes it while steps go on: {what}"))
 }
 
-/// Returns the bytes of a card that a checkpoint of a whole model holds until it is copied to the host: steps that go on write to new memory meanwhile.
+/// Returns the bytes of a card that a checkpoint holds until it is copied to the host: steps that go on write to new memory meanwhile.
 pub(super) fn held(made: &Made<'_>) -> Option<Chosen<u64>> {
-    let is_whole = made.wish.lora.is_none() && made.training.paged_bytes == 0;
     // In unified memory the copy is made as soon as it would be held. With several ranks the thread would wait for a rank that is lost.
     let is_apart = ranks(made).value == 1 && made.case.card().is_some_and(|card| !card.unified_memory);
-    if made.backend.value != BackendKind::Cuda || !is_whole || !is_apart || snapshot(made).value == 0 {
+    let is_on_card = made.backend.value == BackendKind::Cuda && made.training.paged_bytes == 0;
+    if !is_on_card || !is_apart || snapshot(made).value == 0 {
         return None;
     }
     let bytes = made.training.trained_bytes(&made.wish.model.spec)[0] + made.training.optimizer_bytes;
