@@ -136,18 +136,6 @@ fn one_rank_gives_the_sums_of_the_map_bit_for_bit() {
     }
 }
 
-#[test]
-fn shared_data_gives_the_sums_of_one_rank() {
-    let expected = sums_of_a_map();
-    for world_size in [2, 3, 6] {
-        for bucket_bytes in BUCKETS {
-            for sums in on_ranks(world_size, |ranks| bits(&reduce(&ranks, bucket_bytes, integers).unwrap())) {
-                assert_eq!(sums, expected, "{world_size} ranks, buckets of {bucket_bytes} bytes");
-            }
-        }
-    }
-}
-
 /// Bf16 holds the integers of these sums.
 #[test]
 fn sums_in_bf16_are_those_of_one_rank_and_stay_in_bf16() {
@@ -199,12 +187,16 @@ fn shard(ranks: &Ranks, bucket_bytes: usize, values: Values) -> Result<GradientM
 }
 
 #[test]
-fn shares_of_all_ranks_are_the_sums_of_one() {
+fn sums_of_all_ranks_whole_or_divided_are_those_of_one() {
     let expected = sums_of_a_map();
     for world_size in [2, 3, 6] {
         for bucket_bytes in BUCKETS {
             let mut all = Bits::new();
-            for share in on_ranks(world_size, |ranks| bits(&shard(&ranks, bucket_bytes, integers).unwrap())) {
+            let both = on_ranks(world_size, |ranks| {
+                [reduce, shard].map(|step| bits(&step(&ranks, bucket_bytes, integers).unwrap()))
+            });
+            for [sums, share] in both {
+                assert_eq!(sums, expected, "{world_size} ranks, buckets of {bucket_bytes} bytes");
                 for (name, sum) in share {
                     assert!(all.insert(name.clone(), sum).is_none(), "{name} is on two of {world_size} ranks");
                 }
