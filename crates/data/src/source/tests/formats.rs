@@ -79,8 +79,7 @@ fn a_choice_among_lists_needs_a_named_field() {
     for (spec, expected) in
         [(folder.spec("a.json"), "hold lists of objects"), (field("tags"), "not of objects"), (field("no"), "no key")]
     {
-        let error = error_of(&spec);
-        assert!(error.contains(expected) && error.contains("field = "), "{error}");
+        refuses(&spec, &[expected, "field = "]);
     }
 }
 
@@ -121,8 +120,7 @@ fn named_columns_are_read_alone_and_missing_ones_are_refused() {
         assert_eq!(fields(&named(name, &["note", "text"])), expected, "{name}");
     }
     for name in ["a.parquet", "b.arrow"] {
-        let error = error_of(&named(name, &["txt"]));
-        assert!(error.contains("\"txt\"") && error.contains("\"messages\""), "{error}");
+        refuses(&named(name, &["txt"]), &["\"txt\"", "\"messages\""]);
     }
 }
 
@@ -137,8 +135,7 @@ fn a_read_column_without_a_json_form_is_refused() {
     let mut writer = parquet::arrow::ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
     writer.write(&batch).unwrap();
     folder.write("a.parquet", writer.into_inner().unwrap());
-    let error = error_of(&folder.spec("a.parquet"));
-    assert!(error.contains("\"image\"") && error.contains("Binary") && error.contains("columns ="), "{error}");
+    refuses(&folder.spec("a.parquet"), &["\"image\"", "Binary", "columns ="]);
     let spec = SourceSpec { columns: Some(vec!["text".to_owned()]), ..folder.spec("a.parquet") };
     assert_eq!(fields(&spec), [json!({"text": "x"})]);
 }
@@ -158,8 +155,7 @@ fn limit_takes_the_first_rows_over_all_files() {
 fn a_named_format_takes_precedence_over_the_file_name() {
     let folder = Folder::new();
     folder.write("rows.data", text_rows("a", 2));
-    let error = error_of(&folder.spec("rows.data"));
-    assert!(error.contains(".jsonl") && error.contains("format = "), "{error}");
+    refuses(&folder.spec("rows.data"), &[".jsonl", "format = "]);
     let spec = SourceSpec { file_format: Some(FileFormat::Jsonl), ..folder.spec("rows.data") };
     assert_eq!(texts(&read(&spec).unwrap()), ["a0", "a1"]);
 }
@@ -198,6 +194,5 @@ fn files_of_datasets_and_pyarrow_give_the_original_rows() {
 fn a_saved_dictionary_of_splits_is_read_by_split() {
     let split = |name: &str| SourceSpec { split: Some(name.to_owned()), ..golden("saved_dict") };
     assert_eq!(fields(&split("test")), fields(&golden("rows.json"))[..2]);
-    let error = error_of(&split("dev"));
-    assert!(error.contains("train, test"), "{error}");
+    refuses(&split("dev"), &["train, test"]);
 }

@@ -63,6 +63,12 @@ fn error_of(spec: &SourceSpec) -> String {
     read(spec).expect_err("must be refused").to_string()
 }
 
+/// Checks that the source is refused with all of these words.
+fn refuses(spec: &SourceSpec, words: &[&str]) {
+    let error = error_of(spec);
+    assert!(words.iter().all(|word| error.contains(word)), "expected {words:?} in {error}");
+}
+
 fn texts(records: &[Record]) -> Vec<&str> {
     records.iter().map(|record| record.fields["text"].as_str().unwrap()).collect()
 }
