@@ -391,26 +391,21 @@ mod tests {
 
     #[test]
     fn the_advice_is_the_nearest_step_that_fits() {
-        let message = Example::new(&["train.recompute=none"], 40, 64).refusal();
-        assert!(message.contains("on the card") && message.contains("saved activations"), "{message}");
-        assert!(message.contains("--set train.recompute=projections\n"), "{message}");
-        // On the card "full" takes more than "projections", so it is advice only where the host is short.
-        let message = Example::new(&["train.recompute=projections"], 13, 64).refusal();
-        assert!(message.contains(": --set train.micro_batch_size=4 "), "{message}");
-        let message = Example::new(&["train.recompute=projections"], 20, 24).refusal();
-        assert!(message.contains("--set train.recompute=full\n"), "{message}");
-        let message = Example::new(&["train.recompute=none"], 40, 24).refusal();
-        assert!(
-            message.contains("--set train.recompute=full\n"),
-            "three times as much would wait in host memory: {message}"
-        );
-        let message = Example::new(&["train.offload=false"], 20, 64).refusal();
-        assert!(message.contains(": --set train.offload=true\n"), "{message}");
-        let message = Example::new(&["train.recompute=none", "train.offload=false"], 12, 64).refusal();
-        assert!(
-            message.contains("--set train.recompute=full --set train.offload=true --set train.micro_batch_size="),
-            "{message}"
-        );
+        let (none, projections) = ("train.recompute=none", "train.recompute=projections");
+        let all = "--set train.recompute=full --set train.offload=true --set train.micro_batch_size=";
+        for (changes, card_gib, host_gib, parts) in [
+            (&[none][..], 40, 64, &["on the card", "saved activations", "--set train.recompute=projections\n"][..]),
+            // On the card "full" takes more than "projections", so it is advice only where the host is short.
+            (&[projections], 13, 64, &[": --set train.micro_batch_size=4 "]),
+            (&[projections], 20, 24, &["--set train.recompute=full\n"]),
+            // Three times as much would wait in host memory.
+            (&[none], 40, 24, &["--set train.recompute=full\n"]),
+            (&["train.offload=false"], 20, 64, &[": --set train.offload=true\n"]),
+            (&[none, "train.offload=false"], 12, 64, &[all]),
+        ] {
+            let message = Example::new(changes, card_gib, host_gib).refusal();
+            assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        }
     }
 
     #[test]
