@@ -246,12 +246,4 @@ mod tests {
             assert!(matches!(error, DataError::TemplateRanOut(_)), "{content}: {error}");
         }
     }
-
-    #[test]
-    fn template_that_does_not_parse_names_file_and_line() {
-        let error =
-            ChatTemplate::new("\n{% if %}", Path::new("folder/chat_template.jinja"), BTreeMap::new()).unwrap_err();
-        let error = error.to_string();
-        assert!(error.contains("folder/chat_template.jinja") && error.contains("line 2"), "{error}");
-    }
 }
