@@ -263,6 +263,13 @@ mod tests {
         writer.commit(keep).unwrap()
     }
 
+    /// Returns a run that saved these steps, each of which kept so many checkpoints.
+    fn run(saved: &[u64], keep: usize) -> tempfile::TempDir {
+        let run = tempfile::tempdir().unwrap();
+        saved.iter().for_each(|step| drop(save(run.path(), *step, keep)));
+        run
+    }
+
     fn steps(run: &Path) -> Vec<u64> {
         complete(&run.join(CHECKPOINTS)).unwrap().into_iter().map(|(step, _)| step).collect()
     }
@@ -273,10 +280,7 @@ mod tests {
 
     #[test]
     fn only_the_newest_are_kept() {
-        let run = tempfile::tempdir().unwrap();
-        for step in [1, 5, 10, 11, 100] {
-            save(run.path(), step, 2);
-        }
+        let run = run(&[1, 5, 10, 11, 100], 2);
         assert_eq!(steps(run.path()), [11, 100]);
         // A limit of 0 counts as 1: the newest checkpoint is never removed.
         save(run.path(), 101, 0);
@@ -285,15 +289,12 @@ mod tests {
 
     #[test]
     fn set_aside_checkpoints_are_the_first_to_go() {
-        let run = tempfile::tempdir().unwrap();
+        let run = run(&[1, 2, 3], 3);
         let sorted = || {
             let mut names = names(list(&run.path().join(CHECKPOINTS)).unwrap());
             names.sort();
             names
         };
-        for step in [1, 2, 3] {
-            save(run.path(), step, 3);
-        }
         set_aside_after(run.path(), 1).unwrap();
         save(run.path(), 2, 3);
         assert_eq!(sorted(), ["step-1", "step-2", "step-3.set-aside"]);
@@ -319,10 +320,7 @@ mod tests {
 
     #[test]
     fn without_room_the_replaced_go_first() {
-        let run = tempfile::tempdir().unwrap();
-        for step in [1, 2, 3, 4] {
-            save(run.path(), step, 9);
-        }
+        let run = run(&[1, 2, 3, 4], 9);
         set_aside_after(run.path(), 3).unwrap();
         let folder = run.path().join(CHECKPOINTS);
         let one = size(&folder.join("step-3")).unwrap();
@@ -363,8 +361,7 @@ mod tests {
 
     #[test]
     fn an_unfinished_checkpoint_does_not_count() {
-        let run = tempfile::tempdir().unwrap();
-        save(run.path(), 1, 3);
+        let run = run(&[1], 3);
         let leftover = run.path().join("checkpoints/step-2.tmp");
         fs::create_dir(&leftover).unwrap();
         fs::write(leftover.join("manifest.json"), "2").unwrap();
@@ -377,8 +374,7 @@ mod tests {
 
     #[test]
     fn complete_checkpoint_of_the_same_step_is_kept() {
-        let run = tempfile::tempdir().unwrap();
-        save(run.path(), 4, 3);
+        let run = run(&[4], 3);
         let writer = CheckpointWriter::begin(run.path(), 4, 0).unwrap();
         let folder = writer.commit(3).unwrap();
         assert_eq!(fs::read(folder.join("state.json")).unwrap(), b"4");
@@ -387,8 +383,7 @@ mod tests {
 
     #[test]
     fn a_failed_write_leaves_earlier_checkpoints() {
-        let run = tempfile::tempdir().unwrap();
-        save(run.path(), 1, 1);
+        let run = run(&[1], 1);
         let writer = CheckpointWriter::begin(run.path(), 2, 0).unwrap();
         writer.write("state.json", b"half").unwrap();
         // A folder of this name fails the write for every user, root included.
@@ -403,8 +398,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn what_will_not_fit_is_refused_before_writing() {
-        let run = tempfile::tempdir().unwrap();
-        save(run.path(), 1, 1);
+        let run = run(&[1], 1);
         let error = CheckpointWriter::begin(run.path(), 2, u64::MAX).unwrap_err();
         assert!(matches!(error, StorageError::DiskFull { .. }), "{error}");
         assert_eq!(steps(run.path()), [1]);
