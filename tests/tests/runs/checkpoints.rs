@@ -132,17 +132,20 @@ fn damage_to_any_file_of_the_newest_checkpoint_leads_to_the_older_one_and_names_
 }
 
 #[test]
-fn a_run_whose_checkpoints_are_all_damaged_is_refused_with_the_file() {
+fn a_run_whose_checkpoints_are_all_damaged_is_refused_with_the_file_of_the_newest() {
     let output = tempdir().unwrap();
     let config = recipe(output.path(), &[]);
     one_step(config.clone(), NEW);
-    let checkpoint = checkpoint_folder(&output.path().join("run"), 1);
+    one_step(config.clone(), NEWEST);
+    let [older, newest] = [1, 2].map(|step| checkpoint_folder(&output.path().join("run"), step));
+    fs::write(older.join("state.json"), "").unwrap();
     for file in ["optimizer.safetensors", "state.json", "adapter/adapter_model.safetensors"] {
-        let path = checkpoint.join(file);
+        let path = newest.join(file);
         let whole = fs::read(&path).unwrap();
         fs::write(&path, &whole[..whole.len() / 2]).unwrap();
         let message = refusal(config.clone(), NEWEST);
-        assert!(message.contains(&path.display().to_string()), "{file}: {message}");
+        let expected = format!("{}` has {} bytes, expected {}", path.display(), whole.len() / 2, whole.len());
+        assert!(message.contains(&expected), "{file}: {message}");
         fs::write(&path, whole).unwrap();
     }
     finish(config, NEWEST);
