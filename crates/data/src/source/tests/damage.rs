@@ -4,70 +4,55 @@ use super::super::FileFormat;
 use super::*;
 
 /// Checks that the error names the file and contains `expected`.
-fn refused(folder: &Folder, name: &str, bytes: impl AsRef<[u8]>, expected: &str) {
+fn refused(name: &str, bytes: impl AsRef<[u8]>, expected: &str) {
+    let folder = Folder::new();
     folder.write(name, bytes);
     refuses(&folder.spec(name), &[name, expected]);
 }
 
 #[test]
 fn every_damaged_text_names_file_line_and_column() {
-    let folder = Folder::new();
-    refused(&folder, "a.jsonl", "{\"text\":\"x\"}\n{\"text\" \"y\"}\n", "a.jsonl:2:9: not valid JSON");
-    refused(&folder, "b.jsonl", b"\n{\"text\":\"\xff\"}\n", "b.jsonl:2:10: not valid UTF-8");
-    refused(&folder, "c.jsonl", "{\"text\":\"\0\"}", "c.jsonl:1:10: a NUL");
-    refused(&folder, "d.jsonl", "[{\"text\":\"x\"}]\n", "file_format = \"json\"");
-    refused(&folder, "h.jsonl", "[\n  {\n    \"text\": \"x\"\n  }\n]\n", "file_format = \"json\"");
-    refused(&folder, "e.jsonl", "\"text\"\n", "e.jsonl:1: a row must be a JSON object");
-    refused(&folder, "f.jsonl", "[".repeat(100_000), "f.jsonl:1:");
-    refused(&folder, "g.jsonl", "{\"text\":\"x", "g.jsonl:1:");
-    refused(&folder, "a.json", "[{\"text\":\"x\"},\n{\"text\":}]", "a.json:2:9: not valid JSON");
-    refused(
-        &folder,
-        "b.json",
-        "[{\"text\":\"x\"}\n{\"text\":\"y\"}]",
-        "b.json:2:1: not valid JSON: expected ',' or ']'",
-    );
-    refused(&folder, "c.json", "[{\"text\":\"x\"},\n", "c.json:2:1: not valid JSON: the file ends");
-    refused(&folder, "d.json", "[{\"text\":\"x\"}]\n]", "d.json:2:1: not valid JSON: expected the end");
-    refused(&folder, "e.json", b"[\n{\"text\":\"\xff\"}]", "e.json:2:10: not valid UTF-8");
-    refused(&folder, "f.json", "[".repeat(100_000), "f.json:1");
-    refused(&folder, "g.json", "[\n1]", "g.json:2: a row must be a JSON object");
-    refused(&folder, "h.json", "{\"a\":\n", "h.json:2");
-    refused(&folder, "i.json", "hello", "i.json:1:1: not valid JSON");
-    refused(&folder, "a.csv", "text,label\nx\n", "a.csv:2: not a valid CSV row: 1 value, but");
-    refused(&folder, "b.csv", b"text\nx\n\xff\n", "b.csv:3:1: not valid UTF-8");
-    refused(&folder, "c.csv", "text,text\nx,y\n", "twice");
-    refused(&folder, "d.csv", "text\na\0b\n", "d.csv:2:2: a NUL");
-    refused(
-        &folder,
-        "a.txt",
-        b"one\ntwo \xff",
-        "a.txt:2:5: not valid UTF-8. If it is Latin-1, convert it: `iconv -f LATIN1",
-    );
-    refused(&folder, "k.jsonl", b"\xff\xfe{\0}\0", "`iconv -f UTF-16 -t UTF-8 FILE > NEW`");
-    refused(&folder, "l.jsonl", "{'text': 'x'}\n", "This is a Python dict");
-    refused(&folder, "m.jsonl", "<!DOCTYPE html>\n<html>\n", "it is a page of a website");
-    refused(
-        &folder,
-        "n.jsonl",
-        "[{\"role\":\"user\",\"content\":\"x\"}]\n",
-        "a list of 1 message: `jq -c '{messages: .}'",
-    );
-    refused(&folder, "e.csv", b"\xfe\xff\0a\0\n", "`iconv -f UTF-16 -t UTF-8 FILE > NEW`");
+    refused("a.jsonl", "{\"text\":\"x\"}\n{\"text\" \"y\"}\n", "a.jsonl:2:9: not valid JSON");
+    refused("b.jsonl", b"\n{\"text\":\"\xff\"}\n", "b.jsonl:2:10: not valid UTF-8");
+    refused("c.jsonl", "{\"text\":\"\0\"}", "c.jsonl:1:10: a NUL");
+    refused("d.jsonl", "[{\"text\":\"x\"}]\n", "file_format = \"json\"");
+    refused("h.jsonl", "[\n  {\n    \"text\": \"x\"\n  }\n]\n", "file_format = \"json\"");
+    refused("e.jsonl", "\"text\"\n", "e.jsonl:1: a row must be a JSON object");
+    refused("f.jsonl", "[".repeat(100_000), "f.jsonl:1:");
+    refused("g.jsonl", "{\"text\":\"x", "g.jsonl:1:");
+    refused("a.json", "[{\"text\":\"x\"},\n{\"text\":}]", "a.json:2:9: not valid JSON");
+    refused("b.json", "[{\"text\":\"x\"}\n{\"text\":\"y\"}]", "b.json:2:1: not valid JSON: expected ',' or ']'");
+    refused("c.json", "[{\"text\":\"x\"},\n", "c.json:2:1: not valid JSON: the file ends");
+    refused("d.json", "[{\"text\":\"x\"}]\n]", "d.json:2:1: not valid JSON: expected the end");
+    refused("e.json", b"[\n{\"text\":\"\xff\"}]", "e.json:2:10: not valid UTF-8");
+    refused("f.json", "[".repeat(100_000), "f.json:1");
+    refused("g.json", "[\n1]", "g.json:2: a row must be a JSON object");
+    refused("h.json", "{\"a\":\n", "h.json:2");
+    refused("i.json", "hello", "i.json:1:1: not valid JSON");
+    refused("a.csv", "text,label\nx\n", "a.csv:2: not a valid CSV row: 1 value, but");
+    refused("b.csv", b"text\nx\n\xff\n", "b.csv:3:1: not valid UTF-8");
+    refused("c.csv", "text,text\nx,y\n", "twice");
+    refused("d.csv", "text\na\0b\n", "d.csv:2:2: a NUL");
+    refused("a.txt", b"one\ntwo \xff", "a.txt:2:5: not valid UTF-8. If it is Latin-1, convert it: `iconv -f LATIN1");
+    refused("k.jsonl", b"\xff\xfe{\0}\0", "`iconv -f UTF-16 -t UTF-8 FILE > NEW`");
+    refused("l.jsonl", "{'text': 'x'}\n", "This is a Python dict");
+    refused("m.jsonl", "<!DOCTYPE html>\n<html>\n", "it is a page of a website");
+    refused("n.jsonl", "[{\"role\":\"user\",\"content\":\"x\"}]\n", "a list of 1 message: `jq -c '{messages: .}'");
+    refused("e.csv", b"\xfe\xff\0a\0\n", "`iconv -f UTF-16 -t UTF-8 FILE > NEW`");
 }
 
 #[test]
 fn a_wrong_file_name_is_detected_by_the_first_bytes() {
-    let (folder, rows) = (Folder::new(), rows());
-    refused(&folder, "a.jsonl", parquet_bytes(&rows), "file_format = \"parquet\"");
-    refused(&folder, "b.json", arrow_bytes(&rows, true), "file_format = \"arrow\"");
-    refused(&folder, "c.jsonl", gzip(b"{}"), ".jsonl.gz");
-    refused(&folder, "d.csv", zstandard(b"a,b"), "Zstandard");
-    refused(&folder, "e.jsonl", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull");
-    refused(&folder, "g.arrow", parquet_bytes(&rows), "file_format = \"parquet\"");
-    refused(&folder, "h.arrow", "{\"text\":\"x\"}", "neither");
-    refused(&folder, "i.parquet.gz", gzip(b"x"), "Unpack it");
-    refused(&folder, "j.jsonl.gz", "{\"text\":\"x\"}", "j.jsonl.gz:1");
+    let rows = rows();
+    refused("a.jsonl", parquet_bytes(&rows), "file_format = \"parquet\"");
+    refused("b.json", arrow_bytes(&rows, true), "file_format = \"arrow\"");
+    refused("c.jsonl", gzip(b"{}"), ".jsonl.gz");
+    refused("d.csv", zstandard(b"a,b"), "Zstandard");
+    refused("e.jsonl", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull");
+    refused("g.arrow", parquet_bytes(&rows), "file_format = \"parquet\"");
+    refused("h.arrow", "{\"text\":\"x\"}", "neither");
+    refused("i.parquet.gz", gzip(b"x"), "Unpack it");
+    refused("j.jsonl.gz", "{\"text\":\"x\"}", "j.jsonl.gz:1");
 }
 
 #[test]
@@ -84,7 +69,7 @@ fn a_model_and_a_program_are_no_data() {
     for (name, part) in
         [("a.zip", "unpack it"), ("a.xlsx", "save it as CSV"), ("a.py", "never run"), ("a.xyz", "file_format")]
     {
-        refused(&folder, name, "x", part);
+        refused(name, "x", part);
     }
 }
 
