@@ -14,8 +14,8 @@ use crate::{Hub, HubSettings, Need};
 
 #[test]
 fn the_hub_is_reached_whatever_it_answers_and_only_if_it_answers() {
-    let hub = hub_with_model();
-    Client::new(&hub).hub().reach().unwrap();
+    let (hub, client) = hub_with_model();
+    client.hub().reach().unwrap();
     assert_eq!(hub.server.requests().len(), 1, "it is asked once");
     let reason = Client::of(NOWHERE).hub().reach().unwrap_err();
     assert!(reason.starts_with(NOWHERE), "{reason}");
@@ -23,8 +23,7 @@ fn the_hub_is_reached_whatever_it_answers_and_only_if_it_answers() {
 
 #[test]
 fn a_process_sees_one_commit_of_a_branch_and_requests_it_once() {
-    let hub = hub_with_model();
-    let client = Client::new(&hub);
+    let (hub, client) = hub_with_model();
     let of_process = client.hub();
     let folder = of_process.model(&id("org/tiny"), Need::Description).unwrap().folder;
     let files = hub.store().repos["org/tiny"].commits[0].1.clone();
@@ -37,7 +36,7 @@ fn a_process_sees_one_commit_of_a_branch_and_requests_it_once() {
 
 #[test]
 fn a_told_process_lists_nothing_and_sees_one_commit() {
-    let hub = hub_with_model();
+    let hub = hub_with_model().0;
     let (first, second, third) = (Client::new(&hub), Client::new(&hub), Client::new(&hub));
     let main = first.hub();
     main.model(&id("org/tiny"), Need::Description).unwrap();
@@ -60,8 +59,7 @@ fn a_told_process_lists_nothing_and_sees_one_commit() {
 
 #[test]
 fn what_the_cache_knows_is_not_written_again() {
-    let hub = hub_with_model();
-    let client = Client::new(&hub);
+    let (_hub, client) = hub_with_model();
     let folder = client.hub().model(&id("org/tiny"), Need::Weights).unwrap().folder;
     let repository = client.cache.path().join("models--org--tiny");
     let listing = repository.join(".firebrick").join(folder.file_name().unwrap()).with_extension("json");
@@ -78,8 +76,7 @@ fn what_the_cache_knows_is_not_written_again() {
 
 #[test]
 fn a_whole_cache_need_not_be_writable() {
-    let hub = hub_with_model();
-    let client = Client::new(&hub);
+    let (_hub, client) = hub_with_model();
     let model = || client.hub().model(&id("org/tiny"), Need::Weights);
     let folder = model().unwrap().folder;
     let repository = client.cache.path().join("models--org--tiny");
@@ -96,8 +93,7 @@ fn a_whole_cache_need_not_be_writable() {
 
 #[test]
 fn a_sufficient_cache_is_taken_where_nothing_answers() {
-    let hub = hub_with_model();
-    let mut client = Client::new(&hub);
+    let (_hub, mut client) = hub_with_model();
     let folder = client.hub().model(&id("org/tiny"), Need::Description).unwrap().folder;
     client.settings.endpoint = NOWHERE.to_owned();
     let unreachable = client.hub();
@@ -110,8 +106,7 @@ fn a_sufficient_cache_is_taken_where_nothing_answers() {
 
 #[test]
 fn a_server_that_only_fails_counts_as_unreachable() {
-    let hub = hub_with_model();
-    let mut client = Client::new(&hub);
+    let (_hub, mut client) = hub_with_model();
     let folder = client.hub().model(&id("org/tiny"), Need::Weights).unwrap().folder;
     // This is how huggingface_hub leaves a cache.
     fs::remove_dir_all(client.cache.path().join("models--org--tiny/.firebrick")).unwrap();
@@ -162,8 +157,8 @@ fn a_whole_pinned_model_needs_no_request() {
 
 #[test]
 fn a_refusal_is_no_reason_to_take_the_cache() {
-    let hub = hub_with_model();
-    let mut client = Client::new(&hub).with_token();
+    let (_hub, client) = hub_with_model();
+    let mut client = client.with_token();
     client.hub().model(&id("org/tiny"), Need::Weights).unwrap();
     for (status, code) in [(401, "RepoNotFound"), (403, "GatedRepo"), (404, "RepoNotFound")] {
         let server = Server::new(move |_| Answer::new(status, "").with("x-error-code", code));

@@ -10,8 +10,8 @@ use crate::{HubId, Listing, Need, RepoKind, snapshot_of};
 
 pub(super) const CONFIG: &[u8] = b"{\"model_type\": \"llama\"}";
 
-/// Creates a model with one file of weights, and files that nothing reads.
-pub(super) fn hub_with_model() -> ImitatedHub {
+/// Creates a model with one file of weights, and files that nothing reads; and a client with an empty cache.
+pub(super) fn hub_with_model() -> (ImitatedHub, Client) {
     let hub = ImitatedHub::new(TOKEN);
     let weights = [7; 5000];
     hub.add(
@@ -26,7 +26,8 @@ pub(super) fn hub_with_model() -> ImitatedHub {
             ("original/config.json", b"not read"),
         ],
     );
-    hub
+    let client = Client::new(&hub);
+    (hub, client)
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -42,8 +43,7 @@ fn downloads(hub: &ImitatedHub) -> usize {
 
 #[test]
 fn a_model_has_the_layout_of_huggingface_hub() {
-    let hub = hub_with_model();
-    let client = Client::new(&hub);
+    let (hub, client) = hub_with_model();
     let model = client.hub().model(&id("org/tiny"), Need::Weights).unwrap();
     assert_eq!(names(&model.folder), ["LICENSE.txt", "config.json", "model.safetensors", "tokenizer.json"]);
     assert_eq!(model.missing_bytes, 0);
@@ -66,8 +66,7 @@ fn a_model_has_the_layout_of_huggingface_hub() {
 
 #[test]
 fn a_description_says_how_large_the_weights_are() {
-    let hub = hub_with_model();
-    let client = Client::new(&hub);
+    let (_hub, client) = hub_with_model();
     let model = client.hub().model(&id("org/tiny"), Need::Description).unwrap();
     assert_eq!((names(&model.folder).len(), model.missing_bytes), (3, 5000));
     assert!(!model.folder.join("model.safetensors").exists());
@@ -145,8 +144,7 @@ fn a_download_that_breaks_goes_on_where_it_ended() {
 
 #[test]
 fn partial_files_are_continued_and_wrong_ones_removed() {
-    let hub = hub_with_model();
-    let client = Client::new(&hub);
+    let (hub, client) = hub_with_model();
     let blobs = client.cache.path().join("models--org--tiny/blobs");
     let partial = blobs.join(sha256(&[7; 5000])).with_extension("incomplete");
     fs::create_dir_all(&blobs).unwrap();
@@ -166,9 +164,8 @@ fn partial_files_are_continued_and_wrong_ones_removed() {
 
 #[test]
 fn a_gated_model_is_explained_and_opens_with_a_token() {
-    let hub = hub_with_model();
+    let (hub, client) = hub_with_model();
     hub.store().repos.get_mut("org/tiny").unwrap().is_gated = true;
-    let client = Client::new(&hub);
     let error = client.hub().model(&id("org/tiny"), Need::Weights).unwrap_err().to_string();
     let page = format!("{}/org/tiny", hub.server.address);
     assert!(error.contains("gated") && error.contains(&page) && error.contains("HF_TOKEN"), "{error}");
@@ -177,9 +174,8 @@ fn a_gated_model_is_explained_and_opens_with_a_token() {
 
 #[test]
 fn a_private_or_misspelled_model_is_one_message() {
-    let hub = hub_with_model();
+    let (hub, client) = hub_with_model();
     hub.store().repos.get_mut("org/tiny").unwrap().is_private = true;
-    let client = Client::new(&hub);
     for name in ["org/tiny", "org/tyni"] {
         let error = client.hub().model(&id(name), Need::Weights).unwrap_err().to_string();
         assert!(error.contains("misspelled") && error.contains("private") && error.contains(name), "{error}");
@@ -189,12 +185,11 @@ fn a_private_or_misspelled_model_is_one_message() {
 
 #[test]
 fn a_pinned_commit_stays_and_a_branch_follows() {
-    let hub = hub_with_model();
+    let (hub, client) = hub_with_model();
     let old = hub.store().repos["org/tiny"].commits[0].0.clone();
     let mut files = hub.store().repos["org/tiny"].commits[0].1.clone();
     files.insert("config.json".to_owned(), b"{\"new\": 1}".to_vec());
     let new = hub.store().repos.get_mut("org/tiny").unwrap().commit(files);
-    let client = Client::new(&hub);
     let folder = |name: &str| client.hub().model(&id(name), Need::Weights).unwrap().folder;
     assert!(folder("org/tiny").ends_with(&new));
     let pinned = format!("org/tiny@{old}");
@@ -208,8 +203,7 @@ fn a_pinned_commit_stays_and_a_branch_follows() {
 
 #[test]
 fn offline_reads_the_cache_and_connects_to_nothing() {
-    let hub = hub_with_model();
-    let client = Client::new(&hub);
+    let (hub, client) = hub_with_model();
     let folder = client.hub().model(&id("org/tiny"), Need::Description).unwrap().folder;
     let before = hub.server.requests().len();
     let client = client.offline();
@@ -257,8 +251,7 @@ fn the_token_does_not_go_to_redirected_storage() {
 
 #[test]
 fn a_folder_of_a_cache_stands_for_its_snapshot() {
-    let hub = hub_with_model();
-    let client = Client::new(&hub);
+    let (_hub, client) = hub_with_model();
     let folder = client.hub().model(&id("org/tiny"), Need::Weights).unwrap().folder;
     let root = client.cache.path().join("models--org--tiny");
     assert_eq!(snapshot_of(&root).unwrap(), folder);
@@ -274,7 +267,7 @@ fn a_folder_of_a_cache_stands_for_its_snapshot() {
 
 #[test]
 fn a_busy_hub_is_asked_again() {
-    let hub = hub_with_model();
+    let hub = hub_with_model().0;
     let (inner, count) = (hub.server.address.clone(), std::sync::atomic::AtomicUsize::new(0));
     let server = Server::new(move |_| match count.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
         0 => Answer::new(503, ""),
@@ -362,7 +355,7 @@ fn nothing_goes_to_a_server_that_only_names_the_hub() {
 
 #[test]
 fn no_message_has_a_secret_of_the_address() {
-    let hub = hub_with_model();
+    let hub = hub_with_model().0;
     let authority = hub.server.address.strip_prefix("http://").unwrap().to_owned();
     for (at, name) in [(&*authority, "org/tyni"), ("127.0.0.1:9", "org/tiny"), ("127.0.0.1:x", "org/tiny")] {
         let client = Client::of(&format!("http://me:hunter2@{at}"));
