@@ -238,8 +238,10 @@ mod tests {
         Placement::read(&lookup).map_err(|error| error.to_string())
     }
 
-    fn placed(variables: &[(&str, &str)]) -> (usize, usize, usize, usize, String) {
-        let found = read(variables).unwrap().expect("a job of several ranks");
+    /// Reads the place that these variables and the job's token give.
+    fn placed(variables: &str) -> (usize, usize, usize, usize, String) {
+        let variables = variables.split(' ').map(|variable| variable.split_once('=').unwrap());
+        let found = read(&variables.chain([TOKEN]).collect::<Vec<_>>()).unwrap().expect("a job of several ranks");
         (found.rank, found.world_size, found.local_rank, found.local_world_size, found.master())
     }
 
@@ -258,29 +260,18 @@ mod tests {
 
     #[test]
     fn torchruns_variables_are_read() {
-        let ranks = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "4"), TOKEN];
-        let master = [("MASTER_ADDR", "10.0.0.7"), ("MASTER_PORT", "4000")];
-        let variables = [&ranks[..], &master[..]].concat();
-        assert_eq!(placed(&variables), (5, 8, 1, 4, "10.0.0.7:4000".to_owned()));
-        let agent = [&variables[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
+        let variables = "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=10.0.0.7 MASTER_PORT=4000";
+        assert_eq!(placed(variables), (5, 8, 1, 4, "10.0.0.7:4000".to_owned()));
+        let agent = format!("{variables} TORCHELASTIC_USE_AGENT_STORE=True");
         assert_eq!(placed(&agent).4, "10.0.0.7:4001");
-        let chosen = [&agent[..], &[("FIREBRICK_PORT", "77")]].concat();
-        assert_eq!(placed(&chosen).4, "10.0.0.7:77");
+        assert_eq!(placed(&format!("{agent} FIREBRICK_PORT=77")).4, "10.0.0.7:77");
     }
 
     #[test]
     fn sruns_variables_are_read() {
-        let variables = [
-            ("SLURM_STEP_ID", "0"),
-            ("SLURM_PROCID", "6"),
-            ("SLURM_STEP_NUM_TASKS", "7"),
-            ("SLURM_LOCALID", "2"),
-            ("SLURM_NODEID", "1"),
-            ("SLURM_STEP_TASKS_PER_NODE", "4,3"),
-            ("SLURM_STEP_NODELIST", "gpu-[03-04,09],login"),
-            TOKEN,
-        ];
-        assert_eq!(placed(&variables), (6, 7, 2, 3, "gpu-03:29500".to_owned()));
+        let variables = "SLURM_STEP_ID=0 SLURM_PROCID=6 SLURM_STEP_NUM_TASKS=7 SLURM_LOCALID=2 SLURM_NODEID=1 \
+                         SLURM_STEP_TASKS_PER_NODE=4,3 SLURM_STEP_NODELIST=gpu-[03-04,09],login";
+        assert_eq!(placed(variables), (6, 7, 2, 3, "gpu-03:29500".to_owned()));
         let nodes = ["a", "a,b", "n[07,09-12]", "a,n[1-2]", "r[1-2]c5,x"].map(first_node);
         assert_eq!(nodes, ["a", "a", "n07", "a", "r1c5"]);
         assert_eq!([0, 1, 2, 3].map(|node| tasks_of_node("4(x2),3", node)), [Some(4), Some(4), Some(3), None]);
@@ -288,14 +279,9 @@ mod tests {
 
     #[test]
     fn mpiruns_variables_are_read() {
-        let variables = [
-            ("OMPI_COMM_WORLD_RANK", "1"),
-            ("OMPI_COMM_WORLD_SIZE", "2"),
-            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
-            TOKEN,
-        ];
-        assert_eq!(placed(&variables), (1, 2, 1, 2, "127.0.0.1:29500".to_owned()));
+        let variables = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 \
+                         OMPI_COMM_WORLD_LOCAL_SIZE=2";
+        assert_eq!(placed(variables), (1, 2, 1, 2, "127.0.0.1:29500".to_owned()));
     }
 
     #[test]
