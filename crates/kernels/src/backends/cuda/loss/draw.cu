@@ -1,10 +1,10 @@
 // Drawing a token from each row of f32 logits by a random number, with the logarithm of its probability.
 //
-// One block per row, which lies in the second-level cache after the GEMM that wrote it: it is read for the maximum, for the sum of
-// exponentials, 32 times for the nucleus if there is one, for the sums of 16 parts, and once more for the part that has the token.
+// One block per row, which lies in the second-level cache after the GEMM that wrote it: it is read for the maximum, for the sum of exponentials and
+// 32 times for the nucleus if tokens are left out, and for the sums of 32 parts. The part that has the token is divided once more.
 // Trade-off: f32 exponentials and sums of a thread, f64 sums of parts: a number within 1e-6 of a border may fall on either side.
 
-static constexpr int THREADS = 512;
+static constexpr int THREADS = 1024;
 static constexpr int WARPS = THREADS / 32;
 static constexpr unsigned ALL = 0xffffffffu;
 
@@ -77,11 +77,10 @@ struct Row {
 
 // ids [n], log_probs [n] = tokens drawn from logits [n, width], without gaps, by random [n]; id -1 where a logit is NaN or plus infinity, or all are
 // minus infinity. cap 0: no soft cap.
-// Launch: grid (n), block 512.
-KERNEL __launch_bounds__(512) draw_tokens(int *ids, float *log_probs, const float *logits, const float *random, int width, float cap,
+// Launch: grid (n), block 1024.
+KERNEL __launch_bounds__(1024) draw_tokens(int *ids, float *log_probs, const float *logits, const float *random, int width, float cap,
                                            float temperature, float top_p, float min_p) {
     __shared__ Scratch scratch;
-    __shared__ int chosen;
     const float infinity = __int_as_float(0x7f800000);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Row row = {logits + static_cast<long long>(blockIdx.x) * width, width, cap, 1.0f / temperature, -infinity};
@@ -100,7 +99,8 @@ KERNEL __launch_bounds__(512) draw_tokens(int *ids, float *log_probs, const floa
         return;
     }
     row.highest = highest;
-    const double total = row.sum_from(-infinity, scratch);
+    const bool are_all_kept = !(min_p > 0) && !(top_p < 1);
+    double total = are_all_kept ? 0 : row.sum_from(-infinity, scratch), left = 0;
     float floor = min_p > 0 ? highest + temperature * logf(min_p) : -infinity;
     if (top_p < 1) {
         // The largest floor above which the sum is enough, by halving.
@@ -112,27 +112,30 @@ KERNEL __launch_bounds__(512) draw_tokens(int *ids, float *log_probs, const floa
         }
         floor = fmaxf(floor, of_ordered(static_cast<int>(low)));
     }
-    // Each warp has a part of adjacent tokens.
-    const int size = (width + WARPS - 1) / WARPS;
-    const int begin = warp * size, end = min(begin + size, width);
-    const double sum = sum_of_warp(row.part_from(floor, begin + lane, end, 32));
-    __syncthreads();
-    if (lane == 0) scratch.sums[warp] = sum;
-    if (threadIdx.x == 0) chosen = -1;
-    __syncthreads();
-    double left = 0;
-    for (int other = 0; other < WARPS; ++other) left += scratch.sums[other];
-    left *= random[blockIdx.x];
-    // The part in which the number lies, or the last one that has any.
-    int mine = -1;
-    for (int other = 0; other < WARPS; ++other) {
-        if (scratch.sums[other] <= 0) continue;
-        mine = other;
-        if (left < scratch.sums[other]) break;
-        left -= scratch.sums[other];
+    // Each warp has a part of adjacent tokens: first of all, then of the part in which the number lies, or the last one that has any.
+    int begin = 0, end = width;
+    for (int division = 0; division < 2; ++division) {
+        const int size = (end - begin + WARPS - 1) / WARPS, first = begin + warp * size;
+        const double sum = sum_of_warp(row.part_from(floor, first + lane, min(first + size, end), 32));
+        __syncthreads();
+        if (lane == 0) scratch.sums[warp] = sum;
+        __syncthreads();
+        if (division == 0) {
+            for (int other = 0; other < WARPS; ++other) left += scratch.sums[other];
+            if (are_all_kept) total = left;
+            left *= random[blockIdx.x];
+        }
+        int mine = 0;
+        for (int other = 0; other < WARPS; ++other) {
+            if (scratch.sums[other] <= 0) continue;
+            mine = other;
+            if (left < scratch.sums[other]) break;
+            left -= scratch.sums[other];
+        }
+        begin += mine * size, end = min(begin + size, end);
     }
-    if (warp == mine) {
-        int last = -1;
+    if (warp == 0) {
+        int last = -1, chosen = -1;
         // The next value is on its way while the lanes add up.
         float next = begin + lane < end ? row.value(begin + lane) : -infinity;
         for (int first = begin; first < end && chosen < 0; first += 32) {
@@ -149,8 +152,7 @@ KERNEL __launch_bounds__(512) draw_tokens(int *ids, float *log_probs, const floa
             const unsigned past = __ballot_sync(ALL, is_kept && before > left);
             const unsigned kept = __ballot_sync(ALL, is_kept);
             if (kept) last = first + 31 - __clz(kept);
-            if (past && lane == 0) chosen = first + __ffs(past) - 1;
-            __syncwarp();
+            if (past) chosen = first + __ffs(past) - 1;
             left -= __shfl_sync(ALL, before, 31);
         }
         if (lane == 0) {

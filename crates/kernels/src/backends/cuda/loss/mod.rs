@@ -341,7 +341,7 @@ impl Device {
             let product = Gemm::forward("head", hidden.block.rows(start, rows), head.block);
             self.gemm(Gemm { alpha: draw.logit_scale, ..product }, logits);
             let after = |address: u64| address + 4 * start as u64;
-            let launch = Source::Draw.launch(DType::F32, "draw_tokens", grid(rows, 512), 3 * logits.bytes());
+            let launch = Source::Draw.launch(DType::F32, "draw_tokens", grid(rows, 1024), 3 * logits.bytes());
             let arguments = arguments! {
                 ids: address(after(to_ids)), log_probs: address(after(to_log_probs)), logits: rows(&logits),
                 random: address(after(random.address)), width: int(vocabulary),
