@@ -88,10 +88,10 @@ impl Device {
         let queries = cached_queries(spec.head_dim);
         let blocks = spec.kv_heads * (spec.heads / spec.kv_heads).div_ceil(queries);
         let seen = spec.window.unwrap_or(usize::MAX).min(counted(tokens.longest()));
-        // The split that turns the blocks over all keys into enough to keep the device busy.
+        // The split into as many blocks as run at once: a second wave would be half empty.
         let threads = cached_threads(q.dtype, spec.head_dim);
         let at_once = THREADS_PER_MULTIPROCESSOR / threads * self.multiprocessors;
-        let enough = at_once.div_ceil((blocks * q.rows).max(1));
+        let enough = (at_once / (blocks * q.rows).max(1)).max(1);
         let part_keys = seen.div_ceil(enough).max(MIN_PART_KEYS).next_multiple_of(TILE_KEYS).min(seen.max(1));
         let splits = seen.div_ceil(part_keys);
         let parts = match splits {

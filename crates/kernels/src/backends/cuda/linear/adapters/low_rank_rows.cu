@@ -166,7 +166,7 @@ template <class Input> DEVICE void low_rank_of(const Product &product, Input inp
 // low [n, ranks] = x Aᵀ, at row strides; x [n, width]. Ranks and widths are multiples of 8, rows of x and A lie on 16 bytes.
 // Launch: grid (ceil(ranks / 16), ceil(n / 8), ceil(width / part_columns)), block 256; with several parts of the columns, which are whole
 // rounds, at most 1024 tiles, and parts [tiles, gridDim.z, 128].
-KERNEL __launch_bounds__(256, 1)
+KERNEL __launch_bounds__(256, 2)
 low_rank_rows(const T *x, long long x_stride, T *low, long long low_stride, const T *a, long long a_stride, float *parts, int ranks,
               int n, int width, int part_columns) {
     wait_for_earlier();
@@ -175,7 +175,7 @@ low_rank_rows(const T *x, long long x_stride, T *low, long long low_stride, cons
 }
 
 // y = x / sqrt(mean(x^2) + eps) * (w + w_offset) as well, at a stride, from x without gaps.
-KERNEL __launch_bounds__(256, 1)
+KERNEL __launch_bounds__(256, 2)
 norm_low_rank_rows(T *y, long long y_stride, const T *x, const float *w, float w_offset, float eps, T *low, long long low_stride,
                    const T *a, long long a_stride, float *parts, int ranks, int n, int width, int part_columns) {
     wait_for_earlier();
@@ -204,7 +204,7 @@ struct GatedRows {
 };
 
 // y = a(gate) up as well, each at its stride.
-KERNEL __launch_bounds__(256, 1)
+KERNEL __launch_bounds__(256, 2)
 gated_low_rank_rows(T *y, long long y_stride, const T *gate, const T *up, long long gate_stride, long long up_stride, T *low,
                     long long low_stride, const T *a, long long a_stride, float *parts, int ranks, int n, int width,
                     int part_columns) {
