@@ -126,11 +126,12 @@ KERNEL __launch_bounds__(1024) draw_tokens(int *ids, float *log_probs, const flo
             left *= random[blockIdx.x];
         }
         int mine = 0;
+        double rest = left;
         for (int other = 0; other < WARPS; ++other) {
             if (scratch.sums[other] <= 0) continue;
-            mine = other;
-            if (left < scratch.sums[other]) break;
-            left -= scratch.sums[other];
+            mine = other, left = rest;
+            if (rest < scratch.sums[other]) break;
+            rest -= scratch.sums[other];
         }
         begin += mine * size, end = min(begin + size, end);
     }
