@@ -2,8 +2,10 @@
 //!
 //! All running sequences share each step's projections, so weights are read once per step, not once per sequence. A finished sequence makes room for
 //! the next prompt, so [`BatchLimits`] bounds memory whatever the number of prompts. Greedy tokens are chosen on the device; only their ids come to
-//! the host.
-//! Trade-off: a new prompt is read in a separate pass, while the running sequences wait.
+//! the host. Where the host can read without waiting for what was queued since, a step gets the tokens of the one before on the device, and is
+//! submitted before they are read.
+//! Trade-off: such a step has a row for each sequence that turns out to have ended before it. A new prompt is read in a separate pass, while the
+//! running sequences wait.
 
 mod cache;
 
@@ -12,7 +14,7 @@ use std::ops::ControlFlow;
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::Rope;
-use firebrick_kernels::{CachedTokens, Documents, Keep, Kernels, NewTokens, PAGE_ROWS, RotaryTables};
+use firebrick_kernels::{CachedTokens, Documents, Keep, Kernels, NewTokens, PAGE_ROWS, Readback, RotaryTables};
 use rayon::prelude::*;
 
 use self::cache::{Caches, States};
@@ -100,6 +102,18 @@ struct Batch<'a, B: Kernels> {
     shared: Option<(Vec<u32>, Vec<u32>)>,
     /// The experts of the tokens of the last pass that chose a token, one after the other.
     experts: Vec<u32>,
+    /// Whether steps may be submitted before the tokens of the step before are read.
+    runs_ahead: bool,
+    ahead: Option<Step<B>>,
+}
+
+/// A pass that was submitted, and whose tokens were not read.
+struct Step<B: Kernels> {
+    /// Its rows that belong to sequences which still run, in their order; of a step, the first ones.
+    rows: Vec<usize>,
+    ids_n: Tensor<B, 1, Int>,
+    /// Ids, then the logarithms of their probabilities unless the most probable tokens were chosen.
+    values: Readback,
 }
 
 #[derive(Clone, Copy)]
@@ -126,6 +140,14 @@ pub struct Conversation<B: Kernels> {
     tokens: Vec<u32>,
     /// The states after the latest prompts, each with the number of tokens read; of models whose layers have states.
     snapshots: Vec<(usize, States<B>)>,
+}
+
+impl<B: Kernels> Pass<B> {
+    /// Returns the last row of each sequence; `None` if it is the only one of each.
+    fn last_rows(&self) -> Option<Vec<u32>> {
+        let ends: Vec<u32> = self.tokens.in_pass().map(|(_, range)| range.end as u32 - 1).collect();
+        (ends.len() < self.tokens.count()).then_some(ends)
+    }
 }
 
 impl<B: Kernels> Conversation<B> {
@@ -256,7 +278,9 @@ impl<B: Kernels> Decoder<B> {
         let all: usize = prompts.iter().enumerate().map(own).sum();
         let count = all.min(pages(options.limits.tokens)).max(pages(longest));
         let caches = Caches::new(&self.config.spec, count, self.compute_dtype, &self.device);
-        let mut batch = Batch { first_stream, ..Batch::new(self, options, caches) };
+        let on_device = self.choices.is_none() && self.config.spec.per_layer_inputs.is_none();
+        let runs_ahead = on_device && (B::READS_LATER || cfg!(test));
+        let mut batch = Batch { first_stream, runs_ahead, ..Batch::new(self, options, caches) };
         let mut waiting: VecDeque<(usize, &Vec<u32>)> = prompts.iter().enumerate().collect();
         B::unchanged(&self.device, || {
             loop {
@@ -343,7 +367,8 @@ impl Started {
 
 impl<'a, B: Kernels> Batch<'a, B> {
     fn new(model: &'a Decoder<B>, options: &'a GenerateOptions, caches: Caches<B>) -> Self {
-        Self { model, options, caches, running: Vec::new(), first_stream: None, shared: None, experts: Vec::new() }
+        let (running, experts, first_stream, shared) = (Vec::new(), Vec::new(), None, None);
+        Self { model, options, caches, running, first_stream, shared, experts, runs_ahead: false, ahead: None }
     }
 
     /// Starts as many of the waiting prompts as fit, in their order: either whole ones, or such as begin with pages that are read already.
@@ -402,7 +427,14 @@ impl<'a, B: Kernels> Batch<'a, B> {
     /// Runs one pass over the prompts of the last `fresh` sequences, or over the new tokens of all. Chooses a token for each of them.
     fn pass(&mut self, fresh: Started, on_token: &mut OnToken<'_>) -> Result<ControlFlow<()>, ModelError> {
         let first = if fresh.count > 0 { self.running.len() - fresh.count } else { 0 };
-        let chosen = self.choose(first, fresh.are_whole)?;
+        let step = match self.ahead.take_if(|_| fresh.count == 0) {
+            None => self.submit(first, fresh.are_whole, None)?,
+            ahead => ahead,
+        };
+        let chosen = match step {
+            Some(step) => self.finish(step, first)?,
+            None => self.choose_on_host(first, fresh.are_whole)?,
+        };
         let mut flow = ControlFlow::Continue(());
         let routers = self.experts.len() / chosen.len().max(1);
         for (index, (sequence, &(token, log_prob))) in self.running[first..].iter_mut().zip(&chosen).enumerate() {
@@ -418,24 +450,37 @@ impl<'a, B: Kernels> Batch<'a, B> {
                 sequence.new.clear();
             }
         }
+        if let Some(step) = &mut self.ahead {
+            let mut sequences = self.running.iter();
+            step.rows.retain(|_| sequences.next().is_some_and(|sequence| !sequence.new.is_empty()));
+        }
+        self.ahead.take_if(|step| step.rows.is_empty());
         for ended in self.running.extract_if(.., |sequence| sequence.new.is_empty()) {
             self.caches.give_back(&ended.pages);
         }
         Ok(flow)
     }
 
-    /// Chooses the next token of each sequence from `first` on.
-    fn choose(&mut self, first: usize, are_prompts: bool) -> Result<Vec<(u32, f32)>, ModelError> {
+    /// Submits a pass over the new tokens of the sequences from `first` on, or over those `chosen` for them on the device after these. `None` if their
+    /// tokens are chosen on the host.
+    fn submit(
+        &mut self,
+        first: usize,
+        are_prompts: bool,
+        chosen: Option<Tensor<B, 1, Int>>,
+    ) -> Result<Option<Step<B>>, ModelError> {
         let (model, spec) = (self.model, &self.model.config.spec);
         let running = &mut self.running[first..];
         let is_greedy = running.iter().all(|sequence| sequence.sampler.is_greedy());
-        let draw = |sequence: &Running| sequence.sampler.draw(model.logit_scale(), spec.logit_soft_cap);
         // All sequences have the sampler of the options, each in a state of its own.
-        let draw = running.first().and_then(draw).map(|draw| {
+        let draw = running.first().and_then(|first| first.sampler.draw(model.logit_scale(), spec.logit_soft_cap));
+        if draw.is_none() && !is_greedy {
+            return Ok(None);
+        }
+        let draw = draw.map(|draw| {
             let random: Vec<f32> = running.iter_mut().map(|sequence| sequence.sampler.next_random()).collect();
             (draw, Tensor::<B, 1>::from_data(random.as_slice(), (&model.device, DType::F32)))
         });
-        let is_on_device = is_greedy || draw.is_some();
         let choose = |last: Tensor<B, 2>| match draw {
             Some((draw, random)) => {
                 let drawn = B::draw(model.norm.forward(last), &model.head(), random, draw);
@@ -443,31 +488,49 @@ impl<'a, B: Kernels> Batch<'a, B> {
             }
             None => (B::most_probable(model.rounded_logits(model.norm.forward(last))), None),
         };
-        let pass = self.prepare(first, are_prompts)?;
-        let ends: Vec<u32> = pass.tokens.in_pass().map(|(_, range)| range.end as u32 - 1).collect();
-        let is_step = pass.tokens.count() == ends.len();
-        let chosen = if is_on_device && is_step {
-            let (ids, log_probs) = B::section(&model.device, || choose(self.layers(&pass)));
-            self.tokens_of(first, ids, log_probs)
-        } else {
-            let hidden = B::section(&model.device, || self.layers(&pass));
-            let last = if is_step { hidden } else { hidden.select(0, model.indices(&ends)) };
-            if is_on_device {
-                let (ids, log_probs) = B::section(&model.device, || choose(last));
-                self.tokens_of(first, ids, log_probs)
-            } else {
-                self.choose_on_host(first, last)
+        let pass = self.prepare(first, are_prompts, chosen)?;
+        let (ids_n, log_probs) = match pass.last_rows() {
+            None => B::section(&model.device, || choose(self.layers(&pass))),
+            Some(ends) => {
+                let hidden = B::section(&model.device, || self.layers(&pass));
+                let last = hidden.select(0, model.indices(&ends));
+                B::section(&model.device, || choose(last))
             }
         };
-        if let Some(choices) = &model.choices {
-            self.experts = choices.take(pass.tokens.count(), &ends.iter().map(|&end| end as usize).collect::<Vec<_>>());
-        }
-        chosen
+        self.note_experts(&pass);
+        // Ids are below 2^24, up to which f32 represents integers.
+        let values = [ids_n.clone().float()].into_iter().chain(log_probs).collect();
+        Ok(Some(Step { rows: (0..self.running.len() - first).collect(), ids_n, values: B::read_later(values) }))
     }
 
-    /// Chooses the next token of each sequence from `first` on by its hidden states before the final norm, where the choice depends on earlier tokens.
-    fn choose_on_host(&mut self, first: usize, last: Tensor<B, 2>) -> Result<Vec<(u32, f32)>, ModelError> {
+    /// Returns the tokens of a pass over the sequences from `first` on, after the one after it is submitted: if this is a step of all sequences, and
+    /// none reaches its limit with it.
+    fn finish(&mut self, step: Step<B>, first: usize) -> Result<Vec<(u32, f32)>, ModelError> {
+        let count = step.ids_n.dims()[0];
+        let goes_on = |sequence: &Running| sequence.written + 1 < self.options.max_new_tokens;
+        let is_whole = step.rows.len() == count && count == self.running.len();
+        if self.runs_ahead && is_whole && self.running.iter().all(goes_on) {
+            self.ahead = self.submit(0, false, Some(step.ids_n))?;
+        }
+        let values = step.values.wait();
+        let token = |(row, sequence): (usize, &Running)| {
+            let id = u32::try_from(values[row] as i64);
+            let id = id.map_err(|_| ModelError::LogitsNotFinite { prompt: sequence.prompt })?;
+            Ok((id, values.get(count + row).copied().unwrap_or(0.0)))
+        };
+        step.rows.into_iter().zip(&self.running[first..]).map(token).collect()
+    }
+
+    /// Chooses the next token of each sequence from `first` on by its logits, where the choice depends on earlier tokens.
+    fn choose_on_host(&mut self, first: usize, are_prompts: bool) -> Result<Vec<(u32, f32)>, ModelError> {
         let model = self.model;
+        let pass = self.prepare(first, are_prompts, None)?;
+        let hidden = B::section(&model.device, || self.layers(&pass));
+        let last = match pass.last_rows() {
+            None => hidden,
+            Some(ends) => hidden.select(0, model.indices(&ends)),
+        };
+        self.note_experts(&pass);
         let logits = model.head_logits(model.norm.forward(last)).into_data();
         let values = logits.to_vec::<f32>().expect("logits are cast to f32");
         let rows = values.chunks(model.config.spec.vocab_size);
@@ -478,32 +541,31 @@ impl<'a, B: Kernels> Batch<'a, B> {
         chosen.into_iter().collect()
     }
 
-    /// Copies to the host what the device chose for each sequence from `first` on.
-    fn tokens_of(
-        &self,
-        first: usize,
-        ids: Tensor<B, 1, Int>,
-        log_probs: Option<Tensor<B, 1>>,
-    ) -> Result<Vec<(u32, f32)>, ModelError> {
-        let (ids, log_probs) = (ids.into_data(), log_probs.map(Tensor::into_data));
-        let log_probs = log_probs.iter().flat_map(|values| values.iter::<f32>()).chain(std::iter::repeat(0.0));
-        let token = |((id, sequence), log_prob): ((i64, &Running), f32)| {
-            let id = u32::try_from(id).map_err(|_| ModelError::LogitsNotFinite { prompt: sequence.prompt })?;
-            Ok((id, log_prob))
-        };
-        ids.iter::<i64>().zip(&self.running[first..]).zip(log_probs).map(token).collect()
+    fn note_experts(&mut self, pass: &Pass<B>) {
+        if let Some(choices) = &self.model.choices {
+            let ends: Vec<usize> = pass.tokens.in_pass().map(|(_, range)| range.end - 1).collect();
+            self.experts = choices.take(pass.tokens.count(), &ends);
+        }
     }
 
-    /// Uploads the inputs of a pass over the new tokens of the sequences from `first` on.
-    fn prepare(&self, first: usize, are_prompts: bool) -> Result<Pass<B>, ModelError> {
+    /// Uploads the inputs of a pass over the new tokens of the sequences from `first` on, or over those `chosen` for them on the device after these.
+    fn prepare(
+        &self,
+        first: usize,
+        are_prompts: bool,
+        chosen: Option<Tensor<B, 1, Int>>,
+    ) -> Result<Pass<B>, ModelError> {
         let (model, running) = (self.model, &self.running[first..]);
         let ids: Vec<u32> = running.iter().flat_map(|sequence| &sequence.new).copied().collect();
-        let positions = |sequence: &Running| sequence.past as u32..(sequence.past + sequence.new.len()) as u32;
-        let positions: Vec<u32> = running.iter().flat_map(positions).collect();
-        let new = |sequence: &Running| NewTokens {
-            pages: sequence.pages.clone(),
-            past: sequence.past,
-            count: sequence.new.len(),
+        let place = |sequence: &Running| match chosen {
+            Some(_) => (sequence.past + sequence.new.len(), 1),
+            None => (sequence.past, sequence.new.len()),
+        };
+        let positions = |(past, count): (usize, usize)| past as u32..(past + count) as u32;
+        let positions: Vec<u32> = running.iter().map(place).flat_map(positions).collect();
+        let new = |sequence: &Running| {
+            let (past, count) = place(sequence);
+            NewTokens { pages: sequence.pages.clone(), past, count }
         };
         let tokens = CachedTokens::new(running.iter().map(new).collect(), &model.device);
         let documents = are_prompts.then(|| {
@@ -511,7 +573,7 @@ impl<'a, B: Kernels> Batch<'a, B> {
             Documents::new(&[0].into_iter().chain(ends).collect::<Vec<_>>(), &model.device)
         });
         Ok(Pass {
-            ids_n: model.indices(&ids),
+            ids_n: chosen.unwrap_or_else(|| model.indices(&ids)),
             layer_inputs: model.token_inputs(&ids)?,
             rotary: model.rotary_at(&positions),
             tokens,

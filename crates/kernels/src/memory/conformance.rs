@@ -53,6 +53,8 @@ fn numbers<B: Kernels>(check: &mut Check<'_, B>) {
     let got: Vec<Vec<f32>> = requested.into_iter().map(|readback| readback.wait()).collect();
     check.same("read_later", got.iter().zip(&values).all(|(got, value)| *got == [*value, 2.0 * value]));
     check.same("read_later: work queued after it", B::read_later(vec![later]).wait() == [3.0]);
+    let several = Tensor::<B, 1>::from_floats(&values[..3], device);
+    check.same("read_later: several values", B::read_later(vec![several, tensor(7.0)]).wait() == [0.5, 1.5, 2.5, 7.0]);
     let waited = B::device_time(device, DeviceTime::RestoreWait).map(|time| time.wait());
     check.same("device_time", waited.is_none_or(|waited| waited.len() == 1 && waited[0] >= 0.0));
 }

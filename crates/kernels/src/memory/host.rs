@@ -1,8 +1,8 @@
 //! Transfers between the device and host memory: bytes to upload ([`HostBuffer`]), offloaded tensors ([`Offloaded`]),
 //! and numbers on their way to the host ([`Readback`]).
 //!
-//! Trade-off: the host representation is private to each backend, hence the trait objects. A deferred readback returns
-//! one number per tensor; larger values are read with Burn's own operations.
+//! Trade-off: the host representation is private to each backend, hence the trait objects. A deferred readback is of f32
+//! values; others are read with Burn's own operations.
 
 use std::any::Any;
 use std::fmt;

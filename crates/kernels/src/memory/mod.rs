@@ -22,6 +22,10 @@ pub(crate) use host::Elsewhere;
 
 /// Memory of tensors on the device and the host.
 pub trait MemoryOps: Session {
+    /// Whether [`MemoryOps::read_later`] waits for nothing that is queued after it. An embedding then has to take an id of -1, which stands for a token
+    /// that could not be chosen, for that of any row.
+    const READS_LATER: bool = false;
+
     /// Returns the device of the rank with this local number.
     fn device_of(local_rank: usize) -> Self::Device {
         let _ = local_rank;
@@ -90,14 +94,14 @@ pub trait MemoryOps: Session {
         tensors.into_iter().for_each(|tensor| arrived(tensor.to_data()));
     }
 
-    /// Starts to copy values `[1]` f32 to the host. The host waits only when it reads them, and not for work queued
+    /// Starts to copy values `[n]` f32 to the host. The host waits only when it reads them, and not for work queued
     /// after this call. This default body reads only when the values are waited for, after everything queued by then.
     ///
     /// # Panics
     /// On CUDA, if there are no values.
     fn read_later(values: Vec<Tensor<Self, 1>>) -> Readback {
-        let number = |value: Tensor<Self, 1>| value.into_data().iter::<f32>().next().expect("a value");
-        Readback::new(move || values.into_iter().map(number).collect())
+        let numbers = |values: Tensor<Self, 1>| values.into_data().iter::<f32>().collect::<Vec<_>>();
+        Readback::new(move || values.into_iter().flat_map(numbers).collect())
     }
 }
 

@@ -28,7 +28,7 @@ impl MemoryOps for Wgpu {
     }
 
     fn read_later(values: Vec<Tensor<Self, 1>>) -> Readback {
-        let number = |value: Tensor<Self, 1>| value.into_data().iter::<f32>().next().expect("a value");
-        Readback::new(move || Engine::get().pause(|| values.into_iter().map(number).collect()))
+        let numbers = |values: Tensor<Self, 1>| values.into_data().iter::<f32>().collect::<Vec<_>>();
+        Readback::new(move || Engine::get().pause(|| values.into_iter().flat_map(numbers).collect()))
     }
 }

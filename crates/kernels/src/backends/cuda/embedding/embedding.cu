@@ -3,7 +3,7 @@
 // The gradient has no atomics: the block of the first token with an id adds up all tokens with that id, in ascending
 // order, so the result does not depend on the schedule. Every block scans the ids for its own, n^2 comparisons in the
 // worst case (n = 32768: a tenth of a millisecond). Trade-off: where one id makes up most tokens, one block adds most
-// rows. Ids are trusted to lie inside the table.
+// rows. Ids are trusted to lie inside the table, but for -1: no token was drawn, and the error is on its way.
 
 template <int V, class E> DEVICE void embed_row(T *y, const E *row, int d, float scale) {
     for (int c = threadIdx.x; c < d / V; c += blockDim.x) {
@@ -18,7 +18,7 @@ template <int V, class E> DEVICE void embed_row(T *y, const E *row, int d, float
 template <class E> DEVICE void embed(T *y, const E *table, const int *ids, long long n, int d, float scale) {
     const bool vectors = d % 8 == 0 && aligned16(y, table);
     for (long long token = blockIdx.x; token < n; token += gridDim.x) {
-        const E *row = table + static_cast<long long>(ids[token]) * d;
+        const E *row = table + static_cast<long long>(max(ids[token], 0)) * d;
         if (vectors) embed_row<8>(y + token * d, row, d, scale);
         else embed_row<1>(y + token * d, row, d, scale);
     }

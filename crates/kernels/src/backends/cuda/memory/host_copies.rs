@@ -69,8 +69,7 @@ pub(crate) struct CopiedNumbers {
 impl CopiedNumbers {
     pub(crate) fn wait(self) -> Vec<f32> {
         check("waiting for numbers of the device", self.done.synchronize());
-        let values = |buffer: &Lent| buffer.as_chunks().0.iter().map(|&bytes| f32::from_ne_bytes(bytes)).next();
-        self.buffers.iter().map(|buffer| values(buffer).expect("a number has four bytes")).collect()
+        self.buffers.iter().flat_map(|buffer| buffer.as_chunks().0).map(|&bytes| f32::from_ne_bytes(bytes)).collect()
     }
 }
 
@@ -152,13 +151,13 @@ impl HostCopies {
         waited
     }
 
-    /// Copies one f32 of each matrix to the host, on the engine's stream: so few bytes take no longer than a launch.
+    /// Copies the f32 of each matrix to the host, on the engine's stream: so few bytes take no longer than a launch.
     pub(crate) fn numbers(&self, main: &Stream, values: Vec<MatrixView>) -> Result<CopiedNumbers, CudaError> {
         let mut copied = CopiedNumbers { buffers: Vec::with_capacity(values.len()), done: Event::new(&self.context)? };
         let result = values.iter().try_for_each(|value| {
-            assert_eq!((value.dtype, value.count()), (DType::F32, 1), "a number is one f32");
+            assert!(value.dtype == DType::F32 && value.is_dense(), "numbers are f32");
             let buffer = self.free.lend(&self.context, value.bytes())?;
-            // SAFETY: the value has four bytes, in memory that only later work of this stream can reuse; the buffer is neither read
+            // SAFETY: the values have that many bytes, in memory that only later work of this stream can reuse; the buffer is neither read
             // nor returned to its pool before `done`, or before the stream was waited for.
             let result = unsafe { main.copy_to_host(buffer.pinned(), value.address, value.bytes()) };
             copied.buffers.push(buffer);

@@ -22,6 +22,8 @@ use host_copies::HostCopy;
 use pinned::{Lent, shared};
 
 impl MemoryOps for Cuda {
+    const READS_LATER: bool = true;
+
     /// Returns a device by its number among those that this process sees. A launcher that shows each rank only its own
     /// device (SLURM's `--gpus-per-task`) makes that number 0.
     fn device_of(local_rank: usize) -> CudaDevice {
