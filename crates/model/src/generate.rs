@@ -503,8 +503,8 @@ impl<'a, B: Kernels> Batch<'a, B> {
         Ok(Some(Step { rows: (0..self.running.len() - first).collect(), ids_n, values: B::read_later(values) }))
     }
 
-    /// Returns the tokens of a pass over the sequences from `first` on, after the one after it is submitted: if this is a step of all sequences, and
-    /// none reaches its limit with it.
+    /// Returns the tokens of a pass over the sequences from `first` on. If all sequences are in it and none reaches its limit, the next step is
+    /// submitted first.
     fn finish(&mut self, step: Step<B>, first: usize) -> Result<Vec<(u32, f32)>, ModelError> {
         let count = step.ids_n.dims()[0];
         let goes_on = |sequence: &Running| sequence.written + 1 < self.options.max_new_tokens;
