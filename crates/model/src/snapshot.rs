@@ -14,7 +14,7 @@ use crate::checkpoint::write::companions::Companions;
 use crate::checkpoint::{Fetched, write_hf_folder};
 use crate::decoder::Decoder;
 use crate::error::ModelError;
-use crate::peft::LoraConfig;
+use crate::peft::{LoraConfig, TensorF32};
 
 /// Writes such weights, with their companions, as a folder.
 pub type WriteWeights = Box<dyn FnOnce(&Path) -> Result<(), ModelError> + Send>;
@@ -28,19 +28,18 @@ impl<B: Kernels> Decoder<B> {
     /// If part of a whole model is frozen, or ranks divide it: then when it is written.
     pub fn snapshot(&self, adapter: Option<&LoraConfig>, companions: &Companions, holds: bool) -> WriteWeights {
         let (config, companions) = (self.config.clone(), companions.clone());
-        if let Some(lora) = adapter.cloned() {
-            let read = self.hold_adapter();
-            let (held, copied) = if holds { (Some(read), BTreeMap::new()) } else { (None, read()) };
-            return Box::new(move |dir| {
-                let tensors = held.map_or(copied, |read| read());
-                write_adapter_folder(dir, &lora, &config, &tensors, Some(&companions))
-            });
-        }
-        let read = self.hold(self.parameters().into_iter().chain(self.router_vectors()).collect());
+        let read: Box<dyn FnOnce() -> BTreeMap<String, TensorF32> + Send> = match adapter {
+            Some(_) => Box::new(self.hold_adapter()),
+            None => Box::new(self.hold(self.parameters().into_iter().chain(self.router_vectors()).collect())),
+        };
         let (held, copied) = if holds { (Some(read), BTreeMap::new()) } else { (None, read()) };
+        let tensors = move || held.map_or(copied, |read| read());
+        if let Some(lora) = adapter.cloned() {
+            return Box::new(move |dir| write_adapter_folder(dir, &lora, &config, &tensors(), Some(&companions)));
+        }
         let untrained = self.untrained(FloatType::F32);
         Box::new(move |dir| {
-            let mut tensors = held.map_or(copied, |read| read());
+            let mut tensors = tensors();
             write_hf_folder(dir, &config, FloatType::F32, Some(&companions), None, |name| {
                 let trained = || tensors.remove(name).map(|tensor| Ok(Fetched::Values(tensor.values)));
                 untrained(name)
